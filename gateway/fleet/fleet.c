@@ -72,28 +72,18 @@ int gw_fleet_create(struct http_loop *loop, const struct gw_config *c,
     f->ops = *ops;
     f->ctx = ctx;
     f->rng.state = clock_ns();
-    int r = -ENOMEM;
-    if (pthread_mutex_init(&f->m, NULL) != 0) goto fail;
-    r = http_timer_create(loop, on_room_timer, f, &f->room_timer);
-    if (r < 0) goto fail_mutex;
+    (void)pthread_mutex_init(&f->m, NULL);
     f->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    r = -errno;
-    if (f->wake_fd < 0) goto fail_timer;
+    int r = f->wake_fd < 0 ? -errno : http_timer_create(loop, on_room_timer, f, &f->room_timer);
     event_assign(&f->wake_ev, http_loop_base(loop), f->wake_fd, EV_READ | EV_PERSIST, on_wake, f);
-    r = -ENOMEM;
-    if (event_add(&f->wake_ev, NULL) < 0) goto fail_fd;
+    if (r == 0 && event_add(&f->wake_ev, NULL) < 0) r = -ENOMEM;
+    if (r < 0) {
+        gw_fleet_destroy(f);
+        return r;
+    }
     gw_fleet_configure(f, c);
     *ret = f;
     return 0;
-fail_fd:
-    (void)close(f->wake_fd);
-fail_timer:
-    http_timer_destroy(f->room_timer);
-fail_mutex:
-    (void)pthread_mutex_destroy(&f->m);
-fail:
-    mem_free(f);
-    return r;
 }
 
 static void target_free(struct gw_target *t)
@@ -102,7 +92,7 @@ static void target_free(struct gw_target *t)
     fleet_probe_fini(&t->probe);
     for (unsigned i = 0; i < GW_LOOPS_MAX; i++)
         fleet_clients_close(t, i);
-    fleet_models_clear(t);
+    fleet_models_clear(&t->models);
     fleet_upstream_release(t->up);
     if (t->at.tls) http_tls_unref(t->at.tls);
     if (t->authorization) explicit_bzero(t->authorization, strlen(t->authorization));
@@ -148,7 +138,7 @@ void gw_fleet_destroy(struct gw_fleet *f)
         mem_free(old);
     }
     (void)event_del(&f->wake_ev);
-    (void)close(f->wake_fd);
+    if (f->wake_fd >= 0) (void)close(f->wake_fd);
     http_timer_destroy(f->room_timer);
     (void)pthread_mutex_destroy(&f->m);
     mem_free(f);
@@ -241,7 +231,7 @@ static void target_forget(struct gw_fleet *f, struct gw_target *t)
     t->retired = t->leaving = t->drained = false;
     t->ttfb_ms = 0;
     t->load = (struct fleet_load){0};
-    fleet_models_clear(t);
+    fleet_models_clear(&t->models);
     health_init(f, t);
 }
 

@@ -184,7 +184,7 @@ int fleet_models_read(struct gw_fleet *f, struct gw_target *t, const struct buf 
 /* Locked: what its settings alone tell; called when they changed. */
 int fleet_models_from_rules(struct gw_target *t);
 bool fleet_models_wanted(const struct gw_target *t); /* locked: must its /models be asked? */
-void fleet_models_clear(struct gw_target *t);
+void fleet_models_clear(struct fleet_models *m);
 enum fleet_serves { FLEET_NO, FLEET_YES, FLEET_PERHAPS };
 /* Locked. model NULL: any. *ret_sent: the name to send instead, or NULL. */
 enum fleet_serves fleet_serves(const struct gw_fleet *f, const struct gw_target *t,

@@ -17,28 +17,14 @@
 
 enum { MODELS_MAX = 4096, ID_BYTES_MAX = 512 };
 
-struct models {
-    struct fleet_model *v;
-    size_t n;
-};
-
-static void models_fini(struct models *m)
+void fleet_models_clear(struct fleet_models *m)
 {
     for (size_t i = 0; i < m->n; i++) {
         mem_free(m->v[i].id);
         mem_free(m->v[i].json);
     }
     mem_free(m->v);
-}
-
-void fleet_models_clear(struct gw_target *t)
-{
-    struct models m = {t->models.v, t->models.n};
-    models_fini(&m);
-    t->models.v = NULL;
-    t->models.n = 0;
-    t->models.known = t->models.any = false;
-    t->models.hash = t->models.at_ns = 0;
+    *m = (struct fleet_models){0};
 }
 
 static int dump_to_buf(const char *data, size_t len, void *ctx)
@@ -46,7 +32,7 @@ static int dump_to_buf(const char *data, size_t len, void *ctx)
     return buf_add(ctx, data, len);
 }
 
-static bool has_model(const struct models *m, const char *id)
+static bool has_model(const struct fleet_models *m, const char *id)
 {
     for (size_t i = 0; i < m->n; i++)
         if (strcmp(m->v[i].id, id) == 0) return true;
@@ -54,7 +40,8 @@ static bool has_model(const struct models *m, const char *id)
 }
 
 /* `object` describes the model at the backend (NULL: not known); it is offered as `id`. */
-static int add_model(struct models *m, const char *id, const json_t *object, const char *owner)
+static int add_model(struct fleet_models *m, const char *id, const json_t *object,
+                     const char *owner)
 {
     if (m->n == MODELS_MAX || has_model(m, id)) return 0;
     json_t *o = object ? json_copy((json_t *)(uintptr_t)object)
@@ -99,7 +86,7 @@ static bool is_glob(const struct gw_model_rule *rule)
 }
 
 /* All that `pattern` matches of the list; NULL: all of it. */
-static int add_listed(struct models *m, const json_t *data, const char *pattern)
+static int add_listed(struct fleet_models *m, const json_t *data, const char *pattern)
 {
     int r = 0;
     for (size_t i = 0; r == 0 && i < json_array_size(data); i++) {
@@ -110,7 +97,7 @@ static int add_listed(struct models *m, const json_t *data, const char *pattern)
     return r;
 }
 
-static int add_by_rules(struct models *m, const struct gw_upstream *u, const json_t *data)
+static int add_by_rules(struct fleet_models *m, const struct gw_upstream *u, const json_t *data)
 {
     int r = 0;
     for (size_t i = 0; r == 0 && i < u->n_models; i++) {
@@ -123,21 +110,20 @@ static int add_by_rules(struct models *m, const struct gw_upstream *u, const jso
     return r;
 }
 
-static void install(struct gw_target *t, struct models *m, uint64_t hash)
+static void install(struct gw_target *t, struct fleet_models *m, uint64_t hash)
 {
-    struct models old = {t->models.v, t->models.n};
-    t->models.v = m->v;
-    t->models.n = m->n;
+    struct fleet_models old = t->models;
+    t->models = *m;
     t->models.hash = hash;
+    t->models.at_ns = old.at_ns;
     t->models.known = true;
-    t->models.any = false;
     *m = old;
 }
 
 int fleet_models_read(struct gw_fleet *f, struct gw_target *t, const struct buf *body)
 {
     uint64_t hash = seg_text_id("fleet", body->data, body->len) | 1;
-    struct models m = {NULL, 0};
+    struct fleet_models m = {0};
     fleet_lock(f);
     bool same = t->models.known && t->models.hash == hash;
     const struct gw_upstream *u = fleet_upstream_hold(t->up); /* a loop may retire the target */
@@ -157,19 +143,19 @@ int fleet_models_read(struct gw_fleet *f, struct gw_target *t, const struct buf 
     }
     fleet_upstream_release(u);
     fleet_unlock(f);
-    models_fini(&m);
+    fleet_models_clear(&m);
     json_decref(root);
     return r;
 }
 
 int fleet_models_from_rules(struct gw_target *t)
 {
-    struct models m = {NULL, 0};
-    fleet_models_clear(t);
+    struct fleet_models m = {0};
+    fleet_models_clear(&t->models);
     if (t->up->n_models == 0) return 0;
     int r = add_by_rules(&m, t->up, NULL);
     if (r == 0) install(t, &m, 0);
-    models_fini(&m);
+    fleet_models_clear(&m);
     return r;
 }
 

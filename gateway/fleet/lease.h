@@ -18,10 +18,10 @@ struct http_client;
 struct pol_shed_worker;
 
 struct gw_want {
-    const char *model;       /* NULL: any */
-    uint64_t affinity;       /* hash of the prompt's beginning or prompt_cache_key; 0:
+    const char *model; /* NULL: any */
+    uint64_t affinity; /* hash of the prompt's beginning or prompt_cache_key; 0:
                                 none */
-    const uint64_t *text_id; /* of the prompt's chunks: seg_text_id() */
+    uint64_t *text_id; /* of the prompt's chunks: seg_text_id() */
     size_t n_texts;
     uint64_t prompt_tokens;              /* estimate */
     uint64_t tried[GW_TARGETS_MAX / 64]; /* targets not to take again, while there is another */

@@ -149,11 +149,11 @@ static double objective_ms(const struct gw_req *q)
 }
 
 /* The work is predicted prefill time; where that is unknown, tokens measure shares as well. */
-static struct gw_claim claim_of(const struct gw_req *q, const struct gw_want *want,
-                                const struct pol_shed_worker *worker, size_t n)
+static struct gw_claim claim_of(const struct gw_req *q, const struct pol_shed_worker *worker,
+                                size_t n)
 {
     const struct gw_claims *c = claims_of(q);
-    double work = n > 0 ? worker[0].cost_ms : (double)(want->prompt_tokens + q->scan.max_tokens);
+    double work = n > 0 ? worker[0].cost_ms : (double)(q->want.prompt_tokens + q->scan.max_tokens);
     for (size_t i = 1; i < n; i++)
         if (worker[i].cost_ms < work) work = worker[i].cost_ms;
     return (struct gw_claim){
@@ -203,10 +203,8 @@ static bool predict_wait(struct gw_req *q, struct gw_claim *ret)
 {
     struct gw_server *server = q->loop->server;
     struct pol_shed_worker worker[GW_TARGETS_MAX];
-    struct gw_want want;
-    gw_req_want(q, &want);
-    size_t n = gw_fleet_forecast(server->fleet, &want, worker);
-    *ret = claim_of(q, &want, worker, n);
+    size_t n = gw_fleet_forecast(server->fleet, &q->want, worker);
+    *ret = claim_of(q, worker, n);
     if (n == 0 || objective_ms(q) == 0) return true;
     struct gw_ahead ahead = gw_admit_ahead(&server->admit, gw_req_group(q), ret);
     struct pol_shed_in in = {.worker = worker,
@@ -227,6 +225,7 @@ enum gw_admission gw_admission_enter(struct gw_req *q)
 {
     struct gw_loop *loop = q->loop;
     struct gw_claim claim;
+    gw_req_set_want(q);
     if (!charge_key(q)) return GW_ADMISSION_REFUSED;
     q->deadline_ns = clock_coarse_ns() + gw_config_of(q)->queue_timeout_ms * 1000000ull;
     const char *model = q->scan.has_model ? q->scan.model : "";

@@ -87,9 +87,10 @@ static int need_tls(struct gw_server *server, const struct gw_config *c, struct 
 }
 
 /* Passed sockets: those named "admin" are the admin server's, all others public. */
-static int listen_passed(struct gw_server *server, const struct gw_config *c, struct http_server *s,
-                         bool admin, struct err *err)
+static int listen_passed(struct gw_server *server, const struct gw_config *c, bool admin,
+                         struct err *err)
 {
+    struct http_server *s = admin ? server->loops[0].admin : server->loops[0].public;
     size_t n = 0;
     for (size_t i = 0; server->sysd && i < gw_sysd_n_fds(server->sysd); i++) {
         const char *name;
@@ -109,19 +110,20 @@ static int listen_passed(struct gw_server *server, const struct gw_config *c, st
     return 0;
 }
 
-static int listen_on(struct gw_server *server, const struct gw_config *c, const char *entry,
-                     struct err *err)
+int gw_listen_on(struct gw_server *server, const struct gw_config *c, const char *entry, bool admin,
+                 struct err *err)
 {
-    struct http_server *s = server->loops[0].public;
-    if (strcmp(entry, "systemd") == 0) return listen_passed(server, c, s, false, err);
+    struct http_server *s = admin ? server->loops[0].admin : server->loops[0].public;
+    if (strcmp(entry, "systemd") == 0) return listen_passed(server, c, admin, err);
     bool tls = is_https(entry);
     struct buf a = BUF_INIT;
     int r = address_of(entry, &a);
     if (r == 0 && tls) r = need_tls(server, c, err);
-    struct http_listen_opts o = {.reuse_port = server->n_loops > 1,
+    struct http_listen_opts o = {.reuse_port = !admin && server->n_loops > 1,
+                                 .unix_mode = admin ? S_IRUSR | S_IWUSR : 0,
                                  .tls = tls ? server->tls : NULL};
     if (r == 0) r = http_server_listen(s, buf_cstr(&a), &o, err);
-    if (r >= 0) say("gateway.listening", buf_cstr(&a), r, tls);
+    if (r >= 0 && !admin) say("gateway.listening", buf_cstr(&a), r, tls);
     buf_fini(&a);
     return r < 0 ? r : 0;
 }
@@ -138,32 +140,8 @@ int gw_listen(struct gw_server *server, const struct gw_config *c, struct err *e
     for (unsigned i = 0; r == 0 && i < server->n_loops; i++)
         r = make_server(&server->loops[i], c, conns_max / server->n_loops + 1);
     for (size_t i = 0; r == 0 && i < c->listen.n; i++)
-        r = listen_on(server, c, c->listen.v[i], err);
+        r = gw_listen_on(server, c, c->listen.v[i], false, err);
     for (unsigned i = 1; r == 0 && i < server->n_loops; i++)
         r = http_server_listen_same(server->loops[i].public, server->loops[0].public, err);
-    return r;
-}
-
-int gw_listen_private(struct http_server *s, const char *address, struct err *err)
-{
-    static const struct http_listen_opts o = {.unix_mode = S_IRUSR | S_IWUSR};
-    int r = http_server_listen(s, address, &o, err);
-    return r < 0 ? r : 0;
-}
-
-int gw_listen_admin(struct gw_server *server, const struct gw_config *c, struct err *err)
-{
-    struct http_server *s = server->loops[0].admin;
-    int r = 0;
-    for (size_t i = 0; r == 0 && i < c->admin.n; i++) {
-        struct buf a = BUF_INIT;
-        if (strcmp(c->admin.v[i], "systemd") == 0) {
-            r = listen_passed(server, c, s, true, err);
-        } else {
-            r = gw_parse_address(c->admin.v[i], &a);
-            if (r == 0) r = gw_listen_private(s, buf_cstr(&a), err);
-        }
-        buf_fini(&a);
-    }
     return r;
 }

@@ -13,15 +13,14 @@
 struct err;
 struct gw_config;
 struct gw_server;
-struct http_server;
 
 /* Is it such an entry? tls: entries with https:// count, too. */
 bool gw_listen_valid(const char *entry, bool tls);
 /* Makes every loop's server, opens all addresses of c->listen; h->tls when one of them needs it. */
 int gw_listen(struct gw_server *server, const struct gw_config *c, struct err *err);
-/* A unix socket's file is the user's own from its first moment on, whatever the umask. */
-int gw_listen_private(struct http_server *s, const char *address, struct err *err);
-/* The addresses of c->admin, on the control loop's admin server. */
-int gw_listen_admin(struct gw_server *server, const struct gw_config *c, struct err *err);
+/* Opens one, of the public server or of the admin's: a unix socket's file is the user's own there
+ * from its first moment on, whatever the umask. */
+int gw_listen_on(struct gw_server *server, const struct gw_config *c, const char *entry, bool admin,
+                 struct err *err);
 
 #endif

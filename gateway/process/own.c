@@ -39,14 +39,12 @@ struct own_one { /* a process, started again whenever it ends */
     int lifeline; /* write end of the worker's standard input: closes when the gateway dies */
     unsigned backoff_ms;
     uint64_t started_ns;
-    bool stopping, served; /* served: has been ready at least once */
-    bool refused;          /* ended with an error before it served */
-    struct http_timer *restart, *grace;
+    bool stopping, served;    /* served: has been ready at least once */
+    bool refused;             /* ended with an error before it served */
+    struct http_timer *timer; /* without a process: the next start; with one: its end */
 };
 struct gw_own {
-    struct gw_fleet *fleet;
-    struct gw_own_ops ops;
-    bool others;
+    struct gw_own_setup setup;
     unsigned n, n_stopped;
     struct buf dir, bin, model;
     struct arena args;
@@ -56,7 +54,7 @@ struct gw_own {
 static bool serves(const struct gw_own *o, unsigned target)
 {
     struct gw_target_view v;
-    return gw_fleet_view(o->fleet, target, &v) && v.n_models > 0;
+    return gw_fleet_view(o->setup.fleet, target, &v) && v.n_models > 0;
 }
 
 /* ---- a process ---- */
@@ -99,32 +97,27 @@ static int start_process(struct own_one *x)
     x->started_ns = clock_ns();
     if (x->n_starts++ > 0) gw_stats_add(GW_M_RESTARTS, 1);
     log_event(LOG_NOTICE, "worker.started", "worker=%u pid=%d", x->target, (int)pid);
-    gw_fleet_expect(x->own->fleet, x->target);
+    gw_fleet_expect(x->own->setup.fleet, x->target);
     return 0;
 }
 
 static void schedule_restart(struct own_one *x)
 {
     /* Workers that died together do not come back together. */
-    http_timer_set(x->restart, x->backoff_ms + x->backoff_ms / 8 * (x->target % 4));
+    http_timer_set(x->timer, x->backoff_ms + x->backoff_ms / 8 * (x->target % 4));
     x->backoff_ms = x->backoff_ms * 2 > BACKOFF_MAX_MS ? BACKOFF_MAX_MS : x->backoff_ms * 2;
 }
 
-static void on_restart(void *arg)
+static void on_timer(void *arg)
 {
     struct own_one *x = arg;
-    if (x->stopping || x->pid) return;
+    if (x->pid) (void)kill(x->pid, SIGKILL); /* it had its grace */
+    if (x->pid || x->stopping) return;
     int r = start_process(x);
     if (r < 0) {
         log_event(LOG_ERROR, "worker.start", "worker=%u error=%s", x->target, err_name(r));
         schedule_restart(x);
     }
-}
-
-static void on_grace(void *arg)
-{
-    struct own_one *x = arg;
-    if (x->pid) (void)kill(x->pid, SIGKILL);
 }
 
 /* worker/worker.h has the statuses. */
@@ -138,16 +131,16 @@ static bool is_hopeless(struct own_one *x, int exit_code)
 {
     struct gw_own *o = x->own;
     x->refused = true;
-    if (o->others) return false;
+    if (o->setup.others) return false;
     for (unsigned i = 0; i < o->n; i++)
         if (!o->one[i].refused || serves(o, o->one[i].target)) return false;
-    o->ops.on_refused(o->ops.ctx, exit_code);
+    o->setup.on_refused(o->setup.ctx, exit_code);
     return true;
 }
 
 static void has_stopped(struct gw_own *o)
 {
-    if (++o->n_stopped == o->n) o->ops.on_stopped(o->ops.ctx);
+    if (++o->n_stopped == o->n) o->setup.on_stopped(o->setup.ctx);
 }
 
 static void process_ended(struct own_one *x, int status)
@@ -155,9 +148,9 @@ static void process_ended(struct own_one *x, int status)
     x->pid = 0;
     (void)close(x->lifeline);
     if (serves(x->own, x->target)) x->served = true;
-    gw_fleet_lost(x->own->fleet, x->target);
+    gw_fleet_lost(x->own->setup.fleet, x->target);
     if (x->stopping) {
-        http_timer_clear(x->grace);
+        http_timer_clear(x->timer);
         has_stopped(x->own);
         return;
     }
@@ -185,7 +178,7 @@ static const char *const *make_args(struct gw_own *o, const struct gw_config *c,
     return copy;
 }
 
-static int start_one(struct gw_own *o, const struct gw_own_setup *setup, struct err *err)
+static int start_one(struct gw_own *o, const struct gw_config *c, struct err *err)
 {
     struct own_one *x = &o->one[o->n];
     struct buf address = BUF_INIT;
@@ -194,29 +187,26 @@ static int start_one(struct gw_own *o, const struct gw_own_setup *setup, struct 
     (void)buf_adds(&address, ".sock");
     x->own = o;
     x->backoff_ms = BACKOFF_MIN_MS;
-    x->address = buf_status(&address) == 0 ? buf_take(&address, NULL) : NULL;
+    x->address =
+        buf_status(&address) == 0 ? arena_strndup(&o->args, address.data, address.len) : NULL;
     buf_fini(&address);
     if (!x->address) return -ENOMEM;
-    x->argv = make_args(o, setup->config, x->address);
+    x->argv = make_args(o, c, x->address);
     o->n++;
-    int r = x->argv ? gw_fleet_add_worker(o->fleet, x->address, true, &x->target) : -ENOMEM;
-    if (r >= 0) r = http_timer_create(setup->loop, on_restart, x, &x->restart);
-    if (r >= 0) r = http_timer_create(setup->loop, on_grace, x, &x->grace);
+    int r = x->argv ? gw_fleet_add_worker(o->setup.fleet, x->address, true, &x->target) : -ENOMEM;
+    if (r >= 0) r = http_timer_create(o->setup.loop, on_timer, x, &x->timer);
     if (r >= 0) r = start_process(x);
     if (r < 0) return err_set(err, r, "the worker %s could not be started", buf_cstr(&o->bin));
     return 0;
 }
 
-int gw_own_create(const struct gw_own_setup *setup, const struct gw_own_ops *ops,
-                  struct gw_own **ret, struct err *err)
+int gw_own_create(const struct gw_own_setup *setup, struct gw_own **ret, struct err *err)
 {
     const struct gw_config *c = setup->config;
     struct gw_own *o = mem_zalloc(sizeof *o);
     if (!o) return -ENOMEM;
     arena_init(&o->args);
-    o->fleet = setup->fleet;
-    o->ops = *ops;
-    o->others = setup->others;
+    o->setup = *setup;
     int r = c->worker_bin ? buf_adds(&o->bin, c->worker_bin) : gw_find_worker(&o->bin, err);
     if (r == 0) r = c->model ? buf_adds(&o->model, c->model) : gw_find_model(&o->model, err);
     if (r == 0 && !c->model)
@@ -224,7 +214,7 @@ int gw_own_create(const struct gw_own_setup *setup, const struct gw_own_ops *ops
     if (r == 0) r = gw_rundir_private(setup->run_dir, &o->dir, err);
     if (r == 0) r = gw_config_worker_env(c);
     for (unsigned i = 0; r == 0 && i < c->worker_count && i < OWN_MAX; i++)
-        r = start_one(o, setup, err);
+        r = start_one(o, c, err);
     if (r < 0)
         gw_own_destroy(o);
     else
@@ -262,9 +252,9 @@ void gw_own_stop(struct gw_own *o, unsigned grace_ms)
     for (unsigned i = 0, n = o->n; i < n; i++) {
         struct own_one *x = &o->one[i];
         x->stopping = true;
-        http_timer_clear(x->restart);
+        http_timer_clear(x->timer);
         if (x->pid) (void)kill(x->pid, grace_ms ? SIGTERM : SIGKILL);
-        if (x->pid && grace_ms) http_timer_set(x->grace, grace_ms);
+        if (x->pid && grace_ms) http_timer_set(x->timer, grace_ms);
         if (!x->pid) has_stopped(o);
     }
 }
@@ -288,10 +278,8 @@ void gw_own_destroy(struct gw_own *o)
             (void)waitpid(x->pid, NULL, 0);
             (void)close(x->lifeline);
         }
-        if (x->restart) http_timer_destroy(x->restart);
-        if (x->grace) http_timer_destroy(x->grace);
+        http_timer_destroy(x->timer);
         (void)unlink(x->address + strlen("unix:"));
-        mem_free(x->address);
     }
     if (o->dir.len > 0) (void)rmdir(buf_cstr(&o->dir));
     buf_fini(&o->dir);

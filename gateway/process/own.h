@@ -21,20 +21,17 @@ struct gw_fleet;
 struct gw_own;
 struct http_loop;
 
-struct gw_own_ops {
-    void (*on_refused)(void *ctx, int exit_code); /* none of them will ever serve */
-    void (*on_stopped)(void *ctx);                /* after gw_own_stop(), once */
-    void *ctx;
-};
 struct gw_own_setup {
     struct http_loop *loop;
     struct gw_fleet *fleet;
     const struct gw_config *config;
     const char *run_dir;
-    bool others; /* other targets may serve, now or later */
+    bool others;                                  /* other targets may serve, now or later */
+    void (*on_refused)(void *ctx, int exit_code); /* none of them will ever serve */
+    void (*on_stopped)(void *ctx);                /* after gw_own_stop(), once */
+    void *ctx;
 };
-int gw_own_create(const struct gw_own_setup *setup, const struct gw_own_ops *ops,
-                  struct gw_own **ret, struct err *err);
+int gw_own_create(const struct gw_own_setup *setup, struct gw_own **ret, struct err *err);
 void gw_own_reaped(struct gw_own *o); /* to be called on every SIGCHLD */
 /* A probe of this target (perhaps not ours) failed: a worker that is silent for too long is
  * restarted. */

@@ -294,9 +294,15 @@ static int start_fleet(struct gw_run *u, struct err *err)
         ups = NULL;
     }
     gw_upstreams_free(ups);
-    const struct gw_own_setup setup = {loop, server->fleet, c, buf_cstr(&u->dir), others};
-    const struct gw_own_ops own_ops = {on_own_refused, stop_now, u};
-    if (r == 0 && (c->model || !others)) r = gw_own_create(&setup, &own_ops, &server->own, err);
+    const struct gw_own_setup own = {.loop = loop,
+                                     .fleet = server->fleet,
+                                     .config = c,
+                                     .run_dir = buf_cstr(&u->dir),
+                                     .others = others,
+                                     .on_refused = on_own_refused,
+                                     .on_stopped = stop_now,
+                                     .ctx = u};
+    if (r == 0 && (c->model || !others)) r = gw_own_create(&own, &server->own, err);
     struct gw_registry_opts registry = {c->registry, c->registry_group, on_registered, u};
     if (r == 0 && c->registry) r = gw_registry_create(loop, &registry, &u->registry, err);
     if (r == 0) gw_admit_share(&server->admit, gw_fleet_count(server->fleet) > 1);
@@ -308,13 +314,14 @@ static int start_admin(struct gw_run *u, struct err *err)
     struct gw_loop *loop = control(u);
     const struct gw_config *c = first_config(u);
     int r = http_server_create(loop->http_loop, NULL, &gw_admin_ops, loop, &loop->admin);
-    if (r == 0) r = gw_listen_admin(&u->server, c, err);
+    for (size_t i = 0; r == 0 && i < c->admin.n; i++)
+        r = gw_listen_on(&u->server, c, c->admin.v[i], true, err);
     if (r < 0 || c->admin.n > 0) return r;
     r = gw_rundir_admin(buf_cstr(&u->dir), &u->admin_path);
     if (r == 1)
         log_event(LOG_NOTICE, "admin.taken", "reason=\"another gateway runs; use --admin\" path=%s",
                   buf_cstr(&u->admin_path));
-    return r < 0 ? r : gw_listen_private(loop->admin, buf_cstr(&u->admin_path), err);
+    return r < 0 ? r : gw_listen_on(&u->server, c, buf_cstr(&u->admin_path), true, err);
 }
 
 static int start_gateway(struct gw_run *u, struct gw_config *c, struct err *err)

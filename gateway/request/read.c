@@ -115,10 +115,11 @@ static void chunks_found(struct gw_req *q)
 {
     const struct gw_scan *s = &q->scan;
     if (s->n_segments) gw_stats_detected(s->detector, s->n_segments);
-    q->text_id = s->n_chunks ? mem_alloc(s->n_chunks * sizeof *q->text_id) : NULL;
-    if (q->text_id) q->n_texts = s->n_chunks;
-    for (size_t i = 0; i < q->n_texts; i++)
-        q->text_id[i] = s->chunk[i].text_id;
+    uint64_t *ids = s->n_chunks ? mem_alloc(s->n_chunks * sizeof *ids) : NULL;
+    for (size_t i = 0; ids && i < s->n_chunks; i++)
+        ids[i] = s->chunk[i].text_id;
+    q->want.text_id = ids;
+    q->want.n_texts = ids ? s->n_chunks : 0;
     mem_free(q->separator);
     q->separator = NULL;
     gw_relay_take_turn(q);
@@ -303,6 +304,6 @@ void gw_read_forget(struct gw_req *q)
 {
     if (q->job) q->job->q = NULL;
     gw_scan_fini(&q->scan);
-    mem_free(q->text_id);
+    mem_free(q->want.text_id);
     mem_free(q->separator);
 }

@@ -154,12 +154,10 @@ void gw_relay_call_parked(struct gw_loop *loop)
     struct gw_places full = {.n = 0}; /* the oldest request of a model goes first */
     gw_admit_share(&server->admit, gw_fleet_count(server->fleet) > 1);
     for (struct gw_req *q = loop->parked, *next; q; q = next) {
-        struct gw_want want;
         uint32_t wait_ms = 0;
         next = q->park.next;
         if (gw_places_has(&full, q->place)) continue;
-        gw_req_want(q, &want);
-        enum gw_pick why = gw_fleet_pick(server->fleet, &want, &q->send.lease, &wait_ms);
+        enum gw_pick why = gw_fleet_pick(server->fleet, &q->want, &q->send.lease, &wait_ms);
         if (why != GW_PICK_OK && worth_waiting(q, why, wait_ms)) {
             if (why != q->park.why) wait_for(q, why, wait_ms);
             gw_places_add(&full, q->place);

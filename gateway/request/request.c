@@ -13,19 +13,14 @@ const char *gw_stage_name(enum gw_stage s)
     return names[s];
 }
 
-void gw_req_want(const struct gw_req *q, struct gw_want *ret)
+void gw_req_set_want(struct gw_req *q)
 {
-    *ret = (struct gw_want){
-        .model = gw_req_model(q),
-        .affinity = q->scan.affinity,
-        .text_id = q->text_id,
-        .n_texts = q->n_texts,
-        .prompt_tokens = gw_usage_estimate(q->scan.len),
-        .upstream_only = (q->route->props & GW_R_UPSTREAM) != 0,
-        .worker_only = (q->route->props & GW_R_WORKER) != 0,
-        .path = q->route->props & GW_R_OPENED ? http_req_path(q->http) + strlen("/v1/") : NULL,
-    };
-    memcpy(ret->tried, q->send.tried, sizeof ret->tried);
+    q->want.model = gw_req_model(q);
+    q->want.affinity = q->scan.affinity;
+    q->want.prompt_tokens = gw_usage_estimate(q->scan.len);
+    q->want.upstream_only = q->route->props & GW_R_UPSTREAM;
+    q->want.worker_only = q->route->props & GW_R_WORKER;
+    if (q->route->props & GW_R_OPENED) q->want.path = http_req_path(q->http) + strlen("/v1/");
 }
 
 bool gw_req_space(const struct gw_req *q, char ret[GW_SCAN_SPACE_MAX])

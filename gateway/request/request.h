@@ -54,9 +54,8 @@ struct gw_req {
     struct gw_charge limit; /* what the key's account is charged with */
     const char *rest;       /* what follows the path of a GW_R_REST route; borrowed from http */
     struct gw_scan_job *job;
-    uint64_t *text_id; /* of the chunks */
-    size_t n_texts;
-    char *separator; /* X-KVBlend-Separator decoded, while it is needed */
+    struct gw_want want; /* what it asks of the fleet, once its turn is asked for */
+    char *separator;     /* X-KVBlend-Separator decoded, while it is needed */
     struct gw_ticket ticket;
     bool has_ticket, unbounded; /* its model's upstreams take any number: no turn is needed */
     uint64_t place;             /* requests for one model wait for the same room */
@@ -81,8 +80,7 @@ struct gw_req {
     struct gw_scan scan; /* the last member: its texts are not cleared */
 };
 
-/* What q asks of the fleet. The texts' ids are borrowed from q. */
-void gw_req_want(const struct gw_req *q, struct gw_want *ret);
+void gw_req_set_want(struct gw_req *q); /* but for the texts and what it tried */
 /* The caller's namespace: of its key; without keys, of its header; on the admin API also the
  * query's `space`, "KEY", "/BODY" or "KEY/BODY". False: too long. */
 bool gw_req_space(const struct gw_req *q, char ret[GW_SCAN_SPACE_MAX]);

@@ -245,10 +245,8 @@ void gw_send_leased(struct gw_req *q)
 
 void gw_send(struct gw_req *q)
 {
-    struct gw_want want;
     uint32_t wait_ms = 0;
-    gw_req_want(q, &want);
-    enum gw_pick p = gw_fleet_pick(q->loop->server->fleet, &want, &q->send.lease, &wait_ms);
+    enum gw_pick p = gw_fleet_pick(q->loop->server->fleet, &q->want, &q->send.lease, &wait_ms);
     if (p == GW_PICK_OK)
         gw_send_leased(q);
     else
@@ -288,7 +286,7 @@ void gw_send_fini(struct gw_req *q)
 static void mark_tried(struct gw_req *q)
 {
     unsigned i = q->send.lease.index;
-    q->send.tried[i / 64] |= 1ull << i % 64;
+    q->want.tried[i / 64] |= 1ull << i % 64;
 }
 
 static bool tries_left(const struct gw_req *q)
@@ -300,8 +298,7 @@ static bool tries_left(const struct gw_req *q)
 static bool lease_other(struct gw_req *q, struct gw_lease *ret)
 {
     struct gw_fleet *f = q->loop->server->fleet;
-    struct gw_want want;
-    gw_req_want(q, &want);
+    struct gw_want want = q->want;
     want.untried = true;
     return gw_fleet_pick(f, &want, ret, NULL) == GW_PICK_OK;
 }

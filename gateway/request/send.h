@@ -14,7 +14,6 @@
 struct gw_req;
 struct gw_sending {
     struct gw_lease lease;
-    uint64_t tried[GW_TARGETS_MAX / 64];
     struct http_call *call;
     uint64_t start_ns;
     struct buf model; /* the name that the target knows, quoted */
