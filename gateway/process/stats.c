@@ -264,7 +264,7 @@ static void add_field(struct buf *b, const char *key, const char *v)
         (void)buf_adds(b, "null");
 }
 
-/* Of a request that was refused by its first lines (http NULL) nothing more is known for certain. */
+/* Of a request that was refused by its first lines (http NULL) no more is known for certain. */
 static void render(struct buf *b, const struct gw_req *q, int status, enum gw_end end)
 {
     static const char *const ends[] = {"ok",       "client_abort", "refused", "shed",
