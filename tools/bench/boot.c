@@ -3,13 +3,7 @@
 #include "base/rng.h"
 
 #include <math.h>
-#include <stdbool.h>
 #include <stdlib.h>
-
-static double ratio(double a, double b, size_t n, bool divide)
-{
-    return divide ? (b != 0 ? a / b : NAN) : a / (double)n;
-}
 
 static int by_value(const void *x, const void *y)
 {
@@ -21,23 +15,20 @@ struct boot boot_ratio(const double *a, const double *b, size_t n, uint64_t seed
 {
     struct rng rng = {seed};
     struct boot r = {NAN, NAN, NAN};
-    double draw[BOOT_DRAWS], sa = 0, sb = 0;
+    double draw[BOOT_DRAWS];
     size_t n_draws = 0;
-    if (n == 0) return r;
-    for (size_t i = 0; i < n; i++) {
-        sa += a[i];
-        sb += b ? b[i] : 0;
-    }
-    r.value = ratio(sa, sb, n, b != NULL);
-    for (size_t d = 0; d < BOOT_DRAWS; d++) {
-        sa = sb = 0;
+    for (size_t d = 0; d <= BOOT_DRAWS; d++) { /* the first one: the lines themselves */
+        double sa = 0, sb = 0;
         for (size_t i = 0; i < n; i++) {
-            const size_t at = rng_next(&rng) % n;
+            const size_t at = d > 0 ? rng_next(&rng) % n : i;
             sa += a[at];
-            sb += b ? b[at] : 0;
+            sb += b ? b[at] : 1;
         }
-        const double v = ratio(sa, sb, n, b != NULL);
-        if (isfinite(v)) draw[n_draws++] = v;
+        const double v = sb != 0 ? sa / sb : NAN;
+        if (d == 0)
+            r.value = v;
+        else if (isfinite(v))
+            draw[n_draws++] = v;
     }
     if (n_draws == 0) return r;
     qsort(draw, n_draws, sizeof *draw, by_value);
