@@ -6,7 +6,6 @@
  * head, dimension and visible key (mass: 2). Bytes are those of the keys and values that somebody
  * sees, once. The device's rate in one large product of matrices, before them, is what shares are
  * of. Whether results are right is what tests/unit/kernels asks, on the same device. */
-#include "tools/bench/bench.h"
 #include "tools/bench/device.h"
 #include "tools/bench/figures.h"
 
@@ -173,12 +172,6 @@ static int measure_attention(struct bench_device *d, const struct opts *opts, st
     return r;
 }
 
-static int run_attn(const struct opts *opts, struct err *err)
-{
-    enum { GPU_TUNE_MS = 500 }; /* products are not what is measured */
-    return bench_on_device(opts, GPU_TUNE_MS, measure_attention, err);
-}
-
 static const struct opt_def attn_options[] = {
     {"keys", OPT_INT, "3104", 128, 1 << 20, NULL, "tokens that rows may see"}, {0}};
 
@@ -187,4 +180,5 @@ const struct bench_sub bench_attn = {.name = "kernels attn",
                                          "the attention kernel alone, in a published model's shape",
                                      .shared = BENCH_DEVICE_OPTIONS "shape reps",
                                      .options = attn_options,
-                                     .run = run_attn};
+                                     .run_device = measure_attention,
+                                     .gpu_tune_ms = 500}; /* products are not what is measured */

@@ -148,6 +148,8 @@ int32_t bench_argmax(const float *logits, size_t n);
 /* One thing to measure: a subcommand, or a mode of one. Each is defined in the file that measures
  * it, and main.c lists it. */
 enum { BENCH_OPTIONS_MAX = 64 };
+struct bench_device;
+typedef int (*bench_device_fn)(struct bench_device *b, const struct opts *opts, struct err *err);
 struct bench_sub {
     const char *name;              /* "kernels", or of a mode "kernels attn" */
     const char *about;             /* one sentence */
@@ -157,6 +159,8 @@ struct bench_sub {
     int (*run)(const struct opts *opts, struct err *err);
     int (*run_model)(struct bench *b, const struct opts *opts,
                      struct err *err); /* on a loaded one */
+    bench_device_fn run_device;        /* on a device, without a model */
+    unsigned gpu_tune_ms;              /* of run_device: what a GPU's tuning may take, about */
 };
 #define BENCH_DEVICE_OPTIONS "threads dtype weights device gemm isa "
 #define BENCH_MODEL_OPTIONS BENCH_DEVICE_OPTIONS "model shape kv-dtype ctx ram profile sink "

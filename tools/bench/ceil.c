@@ -7,7 +7,6 @@
  * row. */
 #include "base/clock.h"
 #include "base/mem.h"
-#include "tools/bench/bench.h"
 #include "tools/bench/device.h"
 #include "tools/bench/figures.h"
 
@@ -202,14 +201,9 @@ static int measure_ceilings(struct bench_device *b, const struct opts *opts, str
     return r;
 }
 
-static int run_ceil(const struct opts *opts, struct err *err)
-{
-    enum { GPU_TUNE_MS = 20000 }; /* every bucket is tuned */
-    return bench_on_device(opts, GPU_TUNE_MS, measure_ceilings, err);
-}
-
 const struct bench_sub bench_ceil = {
     .name = "kernels ceil",
     .about = "what the device can do at best: products, copies, launches",
     .shared = BENCH_DEVICE_OPTIONS "shape reps at-rows",
-    .run = run_ceil};
+    .run_device = measure_ceilings,
+    .gpu_tune_ms = 20000}; /* every bucket */

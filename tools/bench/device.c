@@ -5,7 +5,6 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "fusor/model/shape.h"
-#include "tools/bench/bench.h"
 #include "tools/bench/figures.h"
 
 #include <math.h>

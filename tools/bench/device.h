@@ -6,10 +6,8 @@
 #ifndef TOOLS_BENCH_DEVICE_H
 #define TOOLS_BENCH_DEVICE_H
 
-#include "base/err.h"
-#include "base/opt.h"
-#include "fusor/model/model.h"
 #include "kernels/kn.h"
+#include "tools/bench/bench.h"
 
 #include <jansson.h>
 
@@ -29,7 +27,6 @@ struct bench_device {
     struct kn_mat *mat[BENCH_MATS_MAX];
     size_t n_memory, n_mats;
 };
-typedef int (*bench_device_fn)(struct bench_device *b, const struct opts *opts, struct err *err);
 /* gpu_tune_ms: what a GPU's tuning may take, about. */
 int bench_on_device(const struct opts *opts, unsigned gpu_tune_ms, bench_device_fn run,
                     struct err *err);

@@ -4,7 +4,6 @@
  * Bytes are the fewest that the operation can move: what it reads and what it writes, once each
  * (tables of a row and what many rows share are left out). Operations that fill the host's memory
  * include the way there. Rows ending in "+operand" write what the products behind them read. */
-#include "tools/bench/bench.h"
 #include "tools/bench/device.h"
 #include "tools/bench/figures.h"
 
@@ -209,14 +208,9 @@ static int measure_kernels(struct bench_device *b, const struct opts *opts, stru
     return r;
 }
 
-static int run_kernels(const struct opts *opts, struct err *err)
-{
-    enum { GPU_TUNE_MS = 500 }; /* products are not what is measured */
-    return bench_on_device(opts, GPU_TUNE_MS, measure_kernels, err);
-}
-
 const struct bench_sub bench_kernels = {
     .name = "kernels",
     .about = "row operations as shares of the device's copy bandwidth",
     .shared = BENCH_DEVICE_OPTIONS "shape reps at-rows",
-    .run = run_kernels};
+    .run_device = measure_kernels,
+    .gpu_tune_ms = 500}; /* products are not what is measured */

@@ -1,5 +1,4 @@
 /* Loading the model that the options name, for the subcommands that run one in this process. */
-#include "tools/bench/bench.h"
 #include "tools/bench/device.h"
 
 #include "fusor/model/shape.h"

@@ -1,5 +1,5 @@
 /* kvblend-bench: the list of its subcommands, and which of them the arguments name. */
-#include "tools/bench/bench.h"
+#include "tools/bench/device.h"
 
 #include "base/buf.h"
 
@@ -98,7 +98,9 @@ static int run_sub(const struct bench_sub *sub, int argc, char **argv)
     if (r == 1)
         r = print_options(sub, o);
     else if (r == 0)
-        r = sub->run ? sub->run(o, &err) : bench_run_on_model(o, sub->run_model, &err);
+        r = sub->run          ? sub->run(o, &err)
+            : sub->run_device ? bench_on_device(o, sub->gpu_tune_ms, sub->run_device, &err)
+                              : bench_run_on_model(o, sub->run_model, &err);
     if (r < 0) (void)fprintf(stderr, "kvblend-bench: %s\n", err.code ? err.msg : err_name(r));
     opts_destroy(o);
     return r;

@@ -1,6 +1,5 @@
 /* What the benches of single operations stand on: row counts, random data, repeated operations. */
 #include "tests/test.h"
-#include "tools/bench/bench.h"
 #include "tools/bench/device.h"
 #include "tools/bench/figures.h"
 
