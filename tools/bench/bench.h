@@ -69,11 +69,10 @@ int bench_write_json(const struct opts *opts, json_t *meta, json_t *rows, struct
 void bench_stop_watch(void);
 bool bench_stopped(void);
 
-/* A record store for the model: RAM budget in bytes, and slower tiers, which are the store's after
- * success. */
-int bench_store_create(const struct bench *b, uint64_t ram_bytes,
-                       const struct store_tier_opts *tier, size_t n_tiers, struct store **ret,
-                       struct err *err);
+/* A record store for the model: RAM budget in bytes, and a slower tier (NULL: none), which is the
+ * store's, or destroyed. */
+int bench_store_create(const struct bench *b, uint64_t ram_bytes, struct tier *behind,
+                       struct store **ret, struct err *err);
 struct tier_ident bench_ident(const struct bench *b);
 /* "round 2 of 7" on a terminal's last line; nothing elsewhere. */
 void bench_progress(const char *what, size_t done, size_t of);
@@ -97,7 +96,7 @@ struct bench_text { /* borrowed */
     uint32_t n;
 };
 struct bench_text bench_chunk(const struct bench_prompt *p, size_t i);
-struct tier_key bench_chunk_key(const struct bench *b, struct bench_text chunk);
+struct tier_key bench_key(const struct bench *b, enum tier_kind kind, struct bench_text text);
 /* The text's KV, as a full prefill computes it, to the sink: behind the sink token and `before`;
  * NULL: as it stands. */
 int bench_encode(struct bench *b, const struct bench_text *before, struct bench_text text,
@@ -105,9 +104,9 @@ int bench_encode(struct bench *b, const struct bench_text *before, struct bench_
 /* Build every chunk of the prompt, and its prefix, into the store, unless it is there. */
 int bench_build_chunks(struct bench *b, const struct bench_prompt *p);
 /* Measure how a chunk in the store depends on what stands before it, behind each of the neighbours,
- * and keep that with its record, unless it is there. */
+ * and keep that with its record; `again`: even if it is there. */
 int bench_sense_chunk(struct bench *b, struct bench_text chunk, const struct bench_text *before,
-                      size_t n_before);
+                      size_t n_before, bool again);
 
 /* Methods that ask about each chunk by itself (mapreduce.h). */
 enum map_kind { MAP_NONE, MAP_REDUCE, MAP_RERANK, MAP_KINDS };

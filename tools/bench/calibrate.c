@@ -48,8 +48,7 @@ struct calibration {
     struct bench *b;
     struct judge judge;
     struct set search, report;
-    struct fus_profile p; /* as it is chosen by now */
-    uint64_t ram_bytes;
+    struct fus_profile p;                  /* as it is chosen by now */
     unsigned n_runs;                       /* evaluations of a setting on a line */
     const struct knob *knob;               /* that is searched */
     struct candidate cand[CANDIDATES_MAX]; /* of it; the first is what there was */
@@ -110,12 +109,9 @@ static int evaluate(struct calibration *c, struct set *s, const struct bench_run
     return 0;
 }
 
-static double mean_kl(const double *v, size_t n)
+static double mean(const double *kl, size_t n)
 {
-    double sum = 0;
-    for (size_t i = 0; i < n; i++)
-        sum += v[i];
-    return sum / (double)n;
+    return boot_ratio(kl, NULL, n, SEED).value;
 }
 
 static int open_set(struct calibration *c, struct set *s, struct err *err)
@@ -163,7 +159,7 @@ static int try_setting(struct calibration *c, double at, double with, struct err
     const int r = evaluate(c, &c->search, &run, x->kl, err);
     x->at = at;
     x->with = with;
-    x->mean = mean_kl(x->kl, c->search.n);
+    x->mean = mean(x->kl, c->search.n);
     c->n_cand++;
     return r;
 }
@@ -255,20 +251,23 @@ static int walk_layers(struct calibration *c, struct err *err)
     return r;
 }
 
+/* The search's chunks once more. */
+static int sense_with(struct calibration *c, unsigned neighbours, struct err *err)
+{
+    int r = 0;
+    c->judge.neighbours = neighbours;
+    for (size_t i = 0; r == 0 && i < c->search.n; i++)
+        r = judge_build(&c->judge, c->search.lines, i, &c->search.line[i].prompt, true, err);
+    return r;
+}
+
 /* Idle time is free, but not endless: many neighbours have to be better than a few. What they say
- * is worth more weight, so they are tried with more. They are measured in a store of their own,
- * which is the bench's from here on. */
+ * is worth more weight, so they are tried with more. */
 static int walk_neighbours(struct calibration *c, struct err *err)
 {
-    struct store *own;
     double power = 1;
     int r = try_setting(c, c->p.neighbours, c->p.sense_power, err);
-    if (r == 0) r = bench_store_create(c->b, c->ram_bytes, NULL, 0, &own, err);
-    if (r < 0) return r;
-    c->b->store = own;
-    c->judge.neighbours = NEIGHBOURS_MANY;
-    for (size_t i = 0; r == 0 && i < c->search.n; i++)
-        r = judge_build(&c->judge, c->search.lines, i, &c->search.line[i].prompt, err);
+    if (r == 0) r = sense_with(c, NEIGHBOURS_MANY, err);
     for (int i = 0; r == 0 && i < 4; i++, power *= 1.5)
         r = try_setting(c, NEIGHBOURS_MANY, power, err);
     c->cand[1] = c->cand[1 + best_of(c->cand + 1, c->n_cand - 1)]; /* the only one that is told */
@@ -316,37 +315,33 @@ static int search_all(struct calibration *c, struct err *err)
         {CHECK_LAYER, "check layer", POL_HKVD, walk_check, clearly_best}};
     int r = 0;
     for (size_t i = 0; r == 0 && i < sizeof knob / sizeof *knob; i++) {
-        struct store *few = c->b->store;
         r = search_knob(c, &knob[i], err);
-        c->judge.neighbours = c->p.neighbours;
-        if (c->b->store == few) continue;
-        struct store *many = c->b->store;
-        const bool stays = c->p.neighbours == NEIGHBOURS_MANY;
-        c->b->store = stays ? many : few;
-        store_destroy(stays ? few : many);
+        if (r == 0 && c->judge.neighbours != c->p.neighbours)
+            r = sense_with(c, c->p.neighbours, err);
     }
     return r;
 }
 
 /* ---- reporting ---- */
 
-static int measure_curve(struct calibration *c, enum pol_strategy st, struct err *err)
+static const struct bench_column loss_columns[] = {
+    {"strategy", "strategy", -8, 0}, {"ratio", "ratio", 5, 2},    {"loss", "loss", 6, 3},
+    {"2.5 %", "loss_lo", 6, 3},      {"97.5 %", "loss_hi", 6, 3}, {0}};
+
+static int measure_loss(struct calibration *c, enum pol_strategy st, double ratio, double *ret,
+                        struct err *err)
 {
     struct set *s = &c->report;
+    const struct bench_run run = {.strategy = st, .ratio = (float)ratio};
     double kl[SET_MAX];
-    (void)printf("\n%-8s", pol_strategy_name(st));
-    for (size_t i = 0; i < N_CURVE; i++) {
-        const struct bench_run run = {.strategy = st, .ratio = (float)curve_ratio[i]};
-        int r = evaluate(c, s, &run, kl, err);
-        if (r < 0) return r;
-        const struct boot loss = boot_ratio(kl, s->reuse, s->n, SEED);
-        c->p.losses[st][i] = loss.value;
-        (void)printf("   %6.3f [%5.3f, %5.3f]", loss.value, loss.lo, loss.hi);
-        json_t *row =
-            json_pack("{s:s, s:f}", "strategy", pol_strategy_name(st), "ratio", curve_ratio[i]);
-        bench_put_interval(row, "loss", &loss);
-        json_array_append_new(c->b->rows, row);
-    }
+    const int r = evaluate(c, s, &run, kl, err);
+    if (r < 0) return r;
+    const struct boot loss = boot_ratio(kl, s->reuse, s->n, SEED);
+    json_t *row = json_pack("{s:s, s:f}", "strategy", pol_strategy_name(st), "ratio", ratio);
+    bench_put_interval(row, "loss", &loss);
+    json_array_append_new(c->b->rows, row);
+    bench_print_row(loss_columns, row);
+    *ret = loss.value;
     return 0;
 }
 
@@ -354,21 +349,18 @@ static int measure_curves(struct calibration *c, struct err *err)
 {
     struct fus_profile *p = &c->p;
     int r = 0;
-    p->reuse_kl = mean_kl(c->report.reuse, c->report.n);
+    p->reuse_kl = mean(c->report.reuse, c->report.n);
     p->n_ratios = N_CURVE;
     memcpy(p->ratios, curve_ratio, sizeof curve_ratio);
     for (size_t st = 0; st < POL_STRATEGY_COUNT; st++)
         for (size_t i = 0; i < FUS_PROFILE_RATIOS_MAX; i++)
             p->losses[st][i] = NAN;
-    (void)printf("\nloss on the other texts, as a share of reuse's (%.5f nats) [95 %%]\n%-8s",
-                 p->reuse_kl, "");
-    for (size_t i = 0; i < N_CURVE; i++)
-        (void)printf(" %20s%.2f", "r = ", curve_ratio[i]);
-    for (size_t k = 0; r == 0 && k < N_CURVES; k++) {
-        r = measure_curve(c, curve_strategy[k], err);
-        bench_progress("curve", k + 1, N_CURVES);
-    }
-    (void)printf("\n\n");
+    (void)printf("\nloss on the other texts, as a share of reuse's (%.5f nats)\n", p->reuse_kl);
+    bench_print_head(loss_columns);
+    for (size_t k = 0; r == 0 && k < N_CURVES; k++)
+        for (size_t i = 0; r == 0 && i < N_CURVE; i++)
+            r = measure_loss(c, curve_strategy[k], curve_ratio[i], &p->losses[curve_strategy[k]][i],
+                             err);
     return r;
 }
 
@@ -385,14 +377,12 @@ static int write_profile(struct calibration *c, const struct opts *opts, struct 
 {
     char folder[KEYFILE_PATH_MAX], path[KEYFILE_PATH_MAX + 64];
     struct fus_profile *p = &c->p;
-    const char *data = opt_str(opts, "data"), *name = strrchr(data, '/');
     const char *date = json_string_value(json_object_get(c->b->meta, "date"));
     (void)snprintf(p->measured, sizeof p->measured,
                    "%s, %zu lines of %.60s searched, %zu others measured; kvblend-bench calibrate",
                    date ? date : "", c->search.n,
-                   !*data ? "the project's own pages"
-                   : name ? name + 1
-                          : data,
+                   opt_given(opts, "data") ? basename(opt_str(opts, "data"))
+                                           : "the project's own pages",
                    c->report.n);
     if (opt_given(opts, "out"))
         (void)snprintf(path, sizeof path, "%s", opt_str(opts, "out"));
@@ -446,7 +436,6 @@ static int calibrate_model(struct bench *b, const struct opts *opts, struct err 
     json_t *lines = NULL;
     if (!c) return err_set(err, -ENOMEM, "out of memory");
     c->b = b;
-    c->ram_bytes = opt_size(opts, "ram");
     c->judge = (struct judge){.b = b, .max_new = JUDGE_FORCED_TOKENS};
     fus_profile_default(b->cfg, &c->p);
     c->judge.neighbours = c->p.neighbours;

@@ -62,7 +62,8 @@ static int write_mean(const struct bench *b, const struct encoding *e, size_t n_
 int contexts_build(struct bench *b, struct bench_text chunk, const struct bench_text *context,
                    size_t n)
 {
-    const struct store_new new = {TIER_CHUNK, bench_chunk_key(b, chunk), "", chunk.tok, chunk.n};
+    const struct store_new new = {TIER_CHUNK, bench_key(b, TIER_CHUNK, chunk), "", chunk.tok,
+                                  chunk.n};
     struct encoding e = {.cfg = b->cfg, .plane = (size_t)chunk.n * b->cfg->G * b->cfg->K};
     struct store_writer *writer;
     int r = store_claim(b->store, &new, &writer);

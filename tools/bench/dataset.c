@@ -91,12 +91,6 @@ int dataset_open(const char *path, json_t **ret_lines, struct err *err)
     return r;
 }
 
-bool dataset_judges_suffix(const json_t *line)
-{
-    const char *judge = json_string_value(json_object_get(line, "judge"));
-    return judge && strcmp(judge, "suffix") == 0;
-}
-
 /* ---- making prompts ---- */
 
 struct draft { /* text with the byte ranges of its chunks */
@@ -165,17 +159,38 @@ static void map_chunks(const struct draft *d, const struct tok_ids *ids, uint32_
     }
 }
 
-static int to_prompt(const struct bench *b, struct draft *d, const struct tok_piece *pieces,
-                     size_t n_pieces, uint32_t head, struct bench_prompt *ret)
+/* Its byte ranges move to where the template put them. */
+static void move_chunks(struct draft *d, const struct chat_out *out)
 {
+    for (size_t i = 0; i < d->n; i++)
+        for (size_t s = 0; s < out->n_spans; s++) {
+            const struct chat_span *span = &out->spans[s];
+            if (d->begin[i] < span->src || d->end[i] > span->src + span->len) continue;
+            d->begin[i] += span->dst - span->src;
+            d->end[i] += span->dst - span->src;
+            break;
+        }
+}
+
+/* Sink token and text as they are, or a user message in the model's template. */
+static int to_prompt(const struct bench *b, struct draft *d, struct bench_prompt *ret,
+                     struct err *err)
+{
+    const bool chat = !d->exact && b->chat;
+    const uint32_t head = !chat && b->sink >= 0;
+    const struct chat_msg msg = {"user", d->text.data, d->text.len};
+    const struct chat_thread thread = {&msg, 1, true};
+    const struct tok_piece plain = {d->text.data, d->text.len, false};
+    struct chat_out out = {0};
     struct tok_ids ids = {0};
     struct bench_prompt p = {0};
-    int r = tok_encode(b->tok, pieces, n_pieces, 0, &ids);
+    int r = chat ? chat_render(b->chat, b->tok, &thread, &out, err) : 0;
     if (r == 0) {
-        p.n_tok = head + (uint32_t)ids.n;
-        p.tok = mem_alloc(p.n_tok * sizeof *p.tok);
-        if (!p.tok) r = -ENOMEM;
+        move_chunks(d, &out);
+        r = tok_encode(b->tok, chat ? out.pieces : &plain, chat ? out.n_pieces : 1, 0, &ids);
     }
+    p.n_tok = head + (uint32_t)ids.n;
+    if (r == 0 && !(p.tok = mem_alloc(p.n_tok * sizeof *p.tok))) r = -ENOMEM;
     if (r == 0) {
         if (head) p.tok[0] = b->sink;
         memcpy(p.tok + head, ids.id, ids.n * sizeof *p.tok);
@@ -183,29 +198,8 @@ static int to_prompt(const struct bench *b, struct draft *d, const struct tok_pi
         *ret = p;
     }
     tok_ids_fini(&ids);
-    return r;
-}
-
-/* The draft becomes a user message: shift its byte ranges to where the template put them. */
-static int to_chat_prompt(const struct bench *b, struct draft *d, struct bench_prompt *ret,
-                          struct err *err)
-{
-    const struct chat_msg msg = {"user", d->text.data, d->text.len};
-    const struct chat_thread thread = {&msg, 1, true};
-    struct chat_out out = {0};
-    int r = chat_render(b->chat, b->tok, &thread, &out, err);
-    for (size_t i = 0; r == 0 && i < d->n; i++) {
-        for (size_t s = 0; s < out.n_spans; s++) {
-            const struct chat_span *span = &out.spans[s];
-            if (d->begin[i] < span->src || d->end[i] > span->src + span->len) continue;
-            d->begin[i] = d->begin[i] - span->src + span->dst;
-            d->end[i] = d->end[i] - span->src + span->dst;
-            break;
-        }
-    }
-    if (r == 0) r = to_prompt(b, d, out.pieces, out.n_pieces, 0, ret);
     chat_out_fini(&out);
-    return r;
+    return r == -ENOMEM ? err_set(err, r, "out of memory") : r;
 }
 
 int dataset_prompt(const struct bench *b, const json_t *line, const char *after,
@@ -213,12 +207,7 @@ int dataset_prompt(const struct bench *b, const json_t *line, const char *after,
 {
     struct draft d = {.text = BUF_INIT, .exact = json_is_string(json_object_get(line, "suffix"))};
     int r = write_draft(&d, line, after, err);
-    const struct tok_piece piece = {d.text.data, d.text.len, false};
-    if (r == 0 && !d.exact && b->chat)
-        r = to_chat_prompt(b, &d, ret, err);
-    else if (r == 0)
-        r = to_prompt(b, &d, &piece, 1, b->sink >= 0, ret);
-    if (r == -ENOMEM) (void)err_set(err, r, "out of memory");
+    if (r == 0) r = to_prompt(b, &d, ret, err);
     buf_fini(&d.text);
     if (r == 0 && ret->n_tok <= ret->suffix0) {
         bench_prompt_fini(ret);

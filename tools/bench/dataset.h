@@ -21,6 +21,5 @@ int dataset_cut(const char *text, size_t len, size_t max, json_t *lines);
  * `after` follows all of it. -EINVAL with a sentence for a line that lacks what it needs. */
 int dataset_prompt(const struct bench *b, const json_t *line, const char *after,
                    struct bench_prompt *ret, struct err *err);
-bool dataset_judges_suffix(const json_t *line);
 
 #endif

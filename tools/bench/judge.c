@@ -155,24 +155,13 @@ static int build_behind(const struct judge *j, struct bench_text chunk, size_t i
     return r < 0 ? r : 0;
 }
 
-/* Measured behind the i-th chunk of the first other prompt, the next one of the second, …. */
-static int sense(const struct judge *j, struct bench_text chunk, size_t i,
-                 const struct bench_prompt *other, size_t n_others)
-{
-    struct bench_text before[FUS_NEIGHBOURS_MAX];
-    size_t n = 0;
-    for (size_t k = 0; k < n_others && k < j->neighbours; k++)
-        if (other[k].n_chunks > 0)
-            before[n++] = bench_chunk(&other[k], (i + k) % other[k].n_chunks);
-    return bench_sense_chunk(j->b, chunk, before, n);
-}
-
 int judge_build(const struct judge *j, const json_t *lines, size_t at,
-                const struct bench_prompt *own, struct err *err)
+                const struct bench_prompt *own, bool again, struct err *err)
 {
     const size_t n_lines = json_array_size(lines),
                  most = j->neighbours > j->n_contexts ? j->neighbours : j->n_contexts;
     struct bench_prompt other[FUS_NEIGHBOURS_MAX] = {0}; /* of the lines that follow */
+    struct bench_text before[FUS_NEIGHBOURS_MAX];
     size_t n = 0;
     int r = 0;
     for (; r == 0 && n < most && n + 1 < n_lines; n++)
@@ -180,8 +169,14 @@ int judge_build(const struct judge *j, const json_t *lines, size_t at,
     for (size_t i = 0; r == 0 && j->n_contexts > 0 && i < own->n_chunks; i++)
         r = build_behind(j, bench_chunk(own, i), i, other, n);
     if (r == 0) r = bench_build_chunks(j->b, own);
-    for (size_t i = 0; r == 0 && i < own->n_chunks; i++)
-        r = sense(j, bench_chunk(own, i), i, other, n);
+    for (size_t i = 0; r == 0 && i < own->n_chunks; i++) {
+        size_t n_before =
+            0; /* the i-th chunk of the first other prompt, the next of the second, … */
+        for (size_t k = 0; k < n && k < j->neighbours; k++)
+            if (other[k].n_chunks > 0)
+                before[n_before++] = bench_chunk(&other[k], (i + k) % other[k].n_chunks);
+        r = bench_sense_chunk(j->b, bench_chunk(own, i), before, n_before, again);
+    }
     if (r < 0 && err->code == 0) (void)err_set(err, r, "building chunks failed: %s", err_name(r));
     while (n-- > 0)
         bench_prompt_fini(&other[n]);
@@ -193,13 +188,14 @@ int judge_begin(const struct judge *j, const json_t *lines, size_t at, struct ju
 {
     static const struct bench_run full = {.strategy = POL_FULL, .ratio = 1};
     const json_t *line = json_array_get(lines, at);
-    struct judge_line l = {.line = line, .suffix = dataset_judges_suffix(line)};
+    const char *over = json_string_value(json_object_get(line, "judge"));
+    struct judge_line l = {.line = line, .suffix = over && strcmp(over, "suffix") == 0};
     int r = dataset_prompt(j->b, line, "", &l.prompt, err);
     if (r < 0) return r;
     if (l.prompt.n_tok + j->max_new + JUDGE_FORCED_TOKENS > fus_core_ctx_max(j->b->core))
         r = err_set(err, -ERANGE, "a prompt has %u tokens, the context holds %u", l.prompt.n_tok,
                     fus_core_ctx_max(j->b->core));
-    if (r == 0) r = judge_build(j, lines, at, &l.prompt, err);
+    if (r == 0) r = judge_build(j, lines, at, &l.prompt, false, err);
     if (r == 0 && (r = judge_run(j, &l, &full, ret_full)) < 0)
         (void)err_set(err, r, "running a prompt failed: %s", err_name(r));
     if (r < 0)

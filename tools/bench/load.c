@@ -82,7 +82,7 @@ static int open_model(struct bench *b, const struct opts *opts, struct err *err)
     if (r < 0) return r;
     if (!kn_info(fus_core_dev(b->core))->is_host)
         r = kn_dev_gpu(fus_core_dev(b->core), &b->gpu, err);
-    if (r == 0) r = bench_store_create(b, opt_size(opts, "ram"), NULL, 0, &b->store, err);
+    if (r == 0) r = bench_store_create(b, opt_size(opts, "ram"), NULL, &b->store, err);
     if (r < 0) return r;
     b->meta = make_meta(b);
     b->rows = json_array();

@@ -41,25 +41,20 @@ struct round { /* measured one after the other */
 static int open_tier(struct overlap *o, const struct opts *opts, struct err *err)
 {
     uint64_t bytes = opt_size(opts, "ram");
-    struct store_tier_opts t = {0};
+    struct tier *tier;
     const struct tier_fault_opts none = {0};
-    int r = place_open(&o->places, "gpu", bytes, 0, &t.tier, err);
+    int r = place_open(&o->places, "gpu", bytes, 0, &tier, err);
     if (r < 0) return r;
     json_object_set_new(o->b->meta, "throttled_tier", json_string(o->places.note));
-    r = tier_fault_create(t.tier, &none, &o->slow);
-    if (r < 0) {
-        t.tier->ops->destroy(t.tier);
-        return r;
-    }
-    t.tier = o->slow;
-    r = bench_store_create(o->b, bytes, &t, 1, &o->b->store, err);
-    if (r < 0) o->slow->ops->destroy(o->slow);
+    r = tier_fault_create(tier, &none, &o->slow);
+    if (r == 0) return bench_store_create(o->b, bytes, o->slow, &o->b->store, err);
+    tier->ops->destroy(tier);
     return r;
 }
 
 static struct tier_key chunk_key(const struct overlap *o, size_t i)
 {
-    return bench_chunk_key(o->b, bench_chunk(&o->p, i));
+    return bench_key(o->b, TIER_CHUNK, bench_chunk(&o->p, i));
 }
 
 /* Out of RAM, once the last load has really ended. */

@@ -190,10 +190,9 @@ static void report_row(struct study *s, size_t method, size_t kind)
 
 static void report_study(struct study *s, const char *path)
 {
-    const char *name = strrchr(path, '/');
     json_object_update_new(s->b->meta,
                            json_pack("{s:I, s:s, s:b}", "lines", (json_int_t)s->n_lines, "data",
-                                     name ? name + 1 : path, "sink", s->b->build_sink >= 0));
+                                     basename(path), "sink", s->b->build_sink >= 0));
     s->kind[s->n_kinds] = "all";
     bench_print_head(columns);
     for (size_t k = 0; k < s->n_kinds + (s->n_kinds > 1); k++)

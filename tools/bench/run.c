@@ -21,18 +21,19 @@ struct tier_ident bench_ident(const struct bench *b)
     return id;
 }
 
-int bench_store_create(const struct bench *b, uint64_t ram_bytes,
-                       const struct store_tier_opts *tier, size_t n_tiers, struct store **ret,
-                       struct err *err)
+int bench_store_create(const struct bench *b, uint64_t ram_bytes, struct tier *behind,
+                       struct store **ret, struct err *err)
 {
-    struct store_opts o = {.ram_bytes = ram_bytes,
-                           .ident = bench_ident(b),
-                           .n_tiers = n_tiers,
-                           .reader = b->gpu,
-                           .side_layer = n_tiers ? b->profile.side_layer : 0}; /* as a worker */
-    for (size_t i = 0; i < n_tiers; i++)
-        o.tier[i] = tier[i];
-    return store_create(&o, ret, err);
+    const struct store_opts o = {.ram_bytes = ram_bytes,
+                                 .ident = bench_ident(b),
+                                 .n_tiers = behind != NULL,
+                                 .tier = {{.tier = behind}},
+                                 .reader = b->gpu,
+                                 .side_layer =
+                                     behind ? b->profile.side_layer : 0}; /* as a worker */
+    const int r = store_create(&o, ret, err);
+    if (r < 0 && behind) behind->ops->destroy(behind);
+    return r;
 }
 
 static int run_steps(struct fus_prefill *f)
@@ -55,17 +56,11 @@ static struct bench_text prefix_of(const struct bench_prompt *p)
     return (struct bench_text){p->tok, p->n_chunks ? p->chunk[0].tok0 + p->chunk[0].n : 0};
 }
 
-/* Chunks are keyed by content, the prefix by its chain (here one link: the whole first part). */
-static struct tier_key key_of(const struct bench *b, enum tier_kind kind, struct bench_text text)
+struct tier_key bench_key(const struct bench *b, enum tier_kind kind, struct bench_text text)
 {
     const struct tier_ident id = bench_ident(b);
     return kind == TIER_CHUNK ? tier_key_chunk(&id, "", text.tok, text.n)
                               : tier_key_prefix(&id, "", NULL, text.tok, text.n);
-}
-
-struct tier_key bench_chunk_key(const struct bench *b, struct bench_text chunk)
-{
-    return key_of(b, TIER_CHUNK, chunk);
 }
 
 int bench_encode(struct bench *b, const struct bench_text *before, struct bench_text text,
@@ -103,7 +98,7 @@ static int build(struct bench *b, enum tier_kind kind, struct bench_text text)
 {
     const struct bench_text nothing = {0};
     const struct tier_ident id = bench_ident(b);
-    const struct store_new new = {kind, key_of(b, kind, text), "", text.tok, text.n};
+    const struct store_new new = {kind, bench_key(b, kind, text), "", text.tok, text.n};
     struct store_writer *writer;
     struct kv_sink sink;
     int committed = 0;
@@ -148,9 +143,9 @@ static int sense_behind(struct bench *b, struct store_pin *pin, struct bench_tex
 }
 
 int bench_sense_chunk(struct bench *b, struct bench_text chunk, const struct bench_text *before,
-                      size_t n_before)
+                      size_t n_before, bool again)
 {
-    const struct tier_key key = bench_chunk_key(b, chunk);
+    const struct tier_key key = bench_key(b, TIER_CHUNK, chunk);
     float *score = mem_zalloc(chunk.n * sizeof *score);
     bool known = false;
     int r = score ? 0 : -ENOMEM;
@@ -159,7 +154,7 @@ int bench_sense_chunk(struct bench *b, struct bench_text chunk, const struct ben
         enum store_miss why;
         r = store_lookup(b->store, &key, chunk.tok, chunk.n, &pin, &why);
         if (r <= 0) break;
-        known = i == 0 && store_pin_scores(pin, RECORD_SCORE_SENSITIVITY, score) == 1;
+        known = !again && i == 0 && store_pin_scores(pin, RECORD_SCORE_SENSITIVITY, score) == 1;
         if (known)
             store_pin_release(pin);
         else
@@ -208,7 +203,7 @@ static int find_ranges(struct bench *b, const struct bench_prompt *p, const stru
     enum store_miss why;
     for (size_t i = 0; i < n; i++) {
         const struct bench_text text = prefix ? prefix_of(p) : bench_chunk(p, i);
-        const struct store_ask ask = {.key = key_of(b, prefix ? TIER_PREFIX : TIER_CHUNK, text),
+        const struct store_ask ask = {.key = bench_key(b, prefix ? TIER_PREFIX : TIER_CHUNK, text),
                                       .tok = text.tok,
                                       .n = text.n,
                                       .batch = batch,

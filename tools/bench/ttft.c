@@ -30,10 +30,10 @@ struct row {
     struct bench_run run;
     const struct origin *from;
     double *ms; /* [reps] */
-    struct fus_report report;
+    uint32_t n_recomputed;
     size_t n_chunks, n_from; /* looked up, and found where they should be; over all rounds */
 };
-struct ttft {
+struct ttft { /* the bench's store is that of the row that runs */
     struct bench *b;
     struct bench_prompt prompt;
     struct places places;
@@ -41,73 +41,50 @@ struct ttft {
     struct row row[ROWS_MAX];
     size_t n_origins, n_rows, reps;
     bool tiers, gate;
+    double *ms;         /* [n_rows, reps] */
     double gemm_gflops; /* the best round's */
 };
 
 /* ---- tiers ---- */
 
-/* A store of its own behind which there is just this tier. */
-static int open_origin(struct ttft *t, const struct opts *opts, const char *name, struct err *err)
-{
-    struct origin o = {.slow = true};
-    const uint64_t ram_bytes = opt_size(opts, "ram");
-    struct store_tier_opts behind = {0};
-    int r = place_open(&t->places, name, ram_bytes, 0, &behind.tier, err);
-    json_object_set_new(t->b->meta, name, json_string(t->places.note));
-    if (r == 0) (void)fprintf(stderr, "%s: %s\n", name, t->places.note);
-    if (r <= 0) return r;
-    r = bench_store_create(t->b, ram_bytes, &behind, 1, &o.store, err);
-    if (r < 0) {
-        behind.tier->ops->destroy(behind.tier);
-        return r;
-    }
-    (void)snprintf(o.name, sizeof o.name, "%s", name);
-    t->origin[t->n_origins++] = o;
-    return 0;
-}
-
-/* RAM, or what --tiers lists. */
+/* RAM, or what --tiers lists: a store of its own behind which there is just that tier. What is not
+ * there is left out. */
 static int open_origins(struct ttft *t, const struct opts *opts, struct err *err)
 {
-    for (const char *p = t->tiers ? opt_str(opts, "tiers") : "ram"; *p;) {
-        char name[16];
-        size_t len = strcspn(p, ",");
-        (void)snprintf(name, sizeof name, "%.*s", (int)len, p);
-        p += len + (p[len] == ',');
+    const uint64_t ram_bytes = opt_size(opts, "ram");
+    int r = 0;
+    for (const char *p = t->tiers ? opt_str(opts, "tiers") : "ram"; r >= 0 && *p;) {
         if (t->n_origins == sizeof t->origin / sizeof *t->origin)
             return err_set(err, -ERANGE, "--tiers: too many");
-        if (strcmp(name, "ram") == 0) {
-            t->origin[t->n_origins++] = (struct origin){.name = "ram", .store = t->b->store};
-            continue;
-        }
-        int r = open_origin(t, opts, name, err);
-        if (r < 0) return r;
+        struct origin *o = &t->origin[t->n_origins];
+        struct tier *tier;
+        const size_t len = strcspn(p, ",");
+        (void)snprintf(o->name, sizeof o->name, "%.*s", (int)len, p);
+        p += len + (p[len] == ',');
+        o->slow = strcmp(o->name, "ram") != 0;
+        o->store = t->b->store;
+        t->n_origins++;
+        if (!o->slow) continue;
+        r = place_open(&t->places, o->name, ram_bytes, 0, &tier, err);
+        json_object_set_new(t->b->meta, o->name, json_string(t->places.note));
+        if (r == 0) (void)fprintf(stderr, "%s: %s\n", o->name, t->places.note);
+        if (r > 0) r = bench_store_create(t->b, ram_bytes, tier, &o->store, err);
+        if (o->store == t->b->store) t->n_origins--;
     }
+    if (r < 0) return r;
     return t->n_origins ? 0 : err_set(err, -EINVAL, "--tiers is empty");
 }
 
 /* Chunks into every store, and from there into its tier. */
 static int fill_origins(struct ttft *t)
 {
-    struct store *own = t->b->store;
     int r = 0;
     for (size_t i = 0; i < t->n_origins && r == 0; i++) {
         t->b->store = t->origin[i].store;
         r = bench_build_chunks(t->b, &t->prompt);
         if (r == 0) r = store_flush(t->b->store, clock_ns() + FLUSH_S * 1000000000ull);
     }
-    t->b->store = own;
     return r < 0 ? r : 0;
-}
-
-/* Out of RAM, so that only the tier has them. */
-static void leave_ram(const struct ttft *t, const struct origin *o)
-{
-    const struct bench_prompt *p = &t->prompt;
-    for (size_t i = 0; o->slow && i < p->n_chunks; i++) {
-        struct tier_key k = bench_chunk_key(t->b, bench_chunk(p, i));
-        (void)store_evict(o->store, &k, "ram");
-    }
 }
 
 /* ---- rounds ---- */
@@ -116,15 +93,16 @@ static int run_row(struct ttft *t, struct row *w, double *ret_ms)
 {
     const enum pol_strategy st = w->run.strategy;
     struct bench *b = t->b;
-    struct store *own = b->store;
     struct bench_result res;
-    leave_ram(t, w->from);
     b->store = w->from->store;
+    for (size_t i = 0; w->from->slow && i < t->prompt.n_chunks; i++) { /* only the tier has them */
+        const struct tier_key k = bench_key(b, TIER_CHUNK, bench_chunk(&t->prompt, i));
+        (void)store_evict(b->store, &k, "ram");
+    }
     int r = bench_prefill(b, &t->prompt, &w->run, 0, &res);
-    b->store = own;
     if (r < 0) return r;
     *ret_ms = res.ttft_ms;
-    w->report = res.report;
+    w->n_recomputed = res.report.n_recomputed;
     size_t n = st == POL_FULL ? 0 : st == POL_PREFIX ? 1 : t->prompt.n_chunks;
     for (size_t i = 0; i < n; i++)
         w->n_from += res.tier[i] && strcmp(res.tier[i], w->from->name) == 0;
@@ -137,19 +115,19 @@ static int run_row(struct ttft *t, struct row *w, double *ret_ms)
 
 static int run_rounds(struct ttft *t)
 {
-    for (size_t rep = 0; rep <= t->reps; rep++) { /* round 0 warms up */
+    int r = 0;
+    for (size_t rep = 0; r == 0 && rep <= t->reps; rep++) { /* round 0 warms up */
         t->gemm_gflops = fmax(t->gemm_gflops, fus_core_gemm_gflops(t->b->core, t->prompt.n_tok));
-        for (size_t i = 0; i < t->n_rows; i++) {
+        for (size_t i = 0; r == 0 && i < t->n_rows; i++) {
             struct row *w = &t->row[(i + rep) % t->n_rows];
-            double ms;
-            int r = run_row(t, w, &ms);
-            if (r < 0) return r;
-            if (rep > 0) w->ms[rep - 1] = ms;
+            r = run_row(t, w, &w->ms[rep > 0 ? rep - 1 : 0]);
         }
         bench_progress("round", rep, t->reps);
     }
-    return 0;
+    return r;
 }
+
+/* ---- report ---- */
 
 static const struct bench_column columns[] = {{"tier", "tier", -6, 0},
                                               {"strategy", "strategy", -8, 0},
@@ -165,13 +143,13 @@ static void report_row(struct ttft *t, const struct row *w)
 {
     const double ms = bench_quantile(w->ms, t->reps, 0.5),
                  full_ms = bench_quantile(t->row[0].ms, t->reps, 0.5);
-    json_t *row = json_pack(
-        "{s:s, s:f, s:s, s:f, s:f, s:f, s:f, s:i, s:i}", "strategy",
-        pol_strategy_name(w->run.strategy), "ratio", (double)w->run.ratio, "tier",
-        w->run.strategy == POL_FULL ? "none" : w->from->name, "ttft_ms_median", ms, "ttft_ms_p10",
-        bench_quantile(w->ms, t->reps, 0.1), "ttft_ms_p90", bench_quantile(w->ms, t->reps, 0.9),
-        "speedup_vs_full", full_ms / ms, "tokens_total", (int)t->prompt.n_tok, "tokens_recomputed",
-        (int)w->report.n_recomputed);
+    json_t *row =
+        json_pack("{s:s, s:f, s:s, s:f, s:f, s:f, s:f, s:i, s:i}", "strategy",
+                  pol_strategy_name(w->run.strategy), "ratio", (double)w->run.ratio, "tier",
+                  w->run.strategy == POL_FULL ? "none" : w->from->name, "ttft_ms_median", ms,
+                  "ttft_ms_p10", bench_quantile(w->ms, t->reps, 0.1), "ttft_ms_p90",
+                  bench_quantile(w->ms, t->reps, 0.9), "speedup_vs_full", full_ms / ms,
+                  "tokens_total", (int)t->prompt.n_tok, "tokens_recomputed", (int)w->n_recomputed);
     if (t->tiers && w->n_chunks)
         json_object_set_new(row, "share_from_tier",
                             json_real((double)w->n_from / (double)w->n_chunks));
@@ -211,43 +189,42 @@ static int make_rows(struct ttft *t, const struct opts *opts, struct err *err)
     for (size_t k = 0; k < t->n_origins; k++)
         for (size_t i = 1; i < all.n; i++)
             t->row[t->n_rows++] = (struct row){.run = all.run[i], .from = &t->origin[k]};
+    t->ms = mem_alloc(t->n_rows * t->reps * sizeof *t->ms);
+    if (!t->ms) return -ENOMEM;
     for (size_t i = 0; i < t->n_rows; i++) {
         if (t->row[i].run.map != MAP_NONE)
             return err_set(err, -EINVAL, "quality measures %s", t->row[i].run.name);
-        t->row[i].ms = mem_zalloc(t->reps * sizeof(double));
-        if (!t->row[i].ms) return -ENOMEM;
+        t->row[i].ms = t->ms + i * t->reps;
     }
     return 0;
 }
 
 static int measure_ttft(struct bench *b, const struct opts *opts, struct err *err)
 {
-    struct ttft *t = mem_zalloc(sizeof *t);
+    struct ttft t = {.b = b,
+                     .reps = (size_t)opt_int(opts, "reps"),
+                     .gate = opt_bool(opts, "gate"),
+                     .tiers = opt_given(opts, "tiers")};
+    struct store *own = b->store;
     struct tok_ids sample = {0};
-    if (!t) return err_set(err, -ENOMEM, "out of memory");
-    t->b = b;
-    t->reps = (size_t)opt_int(opts, "reps");
-    t->gate = opt_bool(opts, "gate");
-    t->tiers = opt_given(opts, "tiers");
-    places_init(&t->places, opts);
-    int r = open_origins(t, opts, err);
-    if (r == 0) r = make_rows(t, opts, err);
+    places_init(&t.places, opts);
+    int r = open_origins(&t, opts, err);
+    if (r == 0) r = make_rows(&t, opts, err);
     if (r == 0) r = bench_sample_tokens(b, opt_str(opts, "documents"), &sample, err);
-    if (r == 0) r = bench_make_prompt(b, &sample, opts, &t->prompt, err);
-    if (r == 0) r = fill_origins(t);
-    if (r == 0) r = run_rounds(t);
+    if (r == 0) r = bench_make_prompt(b, &sample, opts, &t.prompt, err);
+    if (r == 0) r = fill_origins(&t);
+    if (r == 0) r = run_rounds(&t);
     if (r == 0)
-        report_ttft(t);
+        report_ttft(&t);
     else if (err->code == 0)
         (void)err_set(err, r, "measuring failed: %s", err_name(r));
-    for (size_t i = 0; i < t->n_origins; i++)
-        if (t->origin[i].slow) store_destroy(t->origin[i].store);
-    places_fini(&t->places);
+    b->store = own;
+    for (size_t i = 0; i < t.n_origins; i++)
+        if (t.origin[i].slow) store_destroy(t.origin[i].store);
+    places_fini(&t.places);
     tok_ids_fini(&sample);
-    for (size_t i = 0; i < t->n_rows; i++)
-        mem_free(t->row[i].ms);
-    bench_prompt_fini(&t->prompt);
-    mem_free(t);
+    bench_prompt_fini(&t.prompt);
+    mem_free(t.ms);
     return r;
 }
 

@@ -164,7 +164,7 @@ TEST(a_text_is_cut_into_consecutive_chunks)
         ASSERT_TRUE(json_array_size(lines) <= most);
         json_array_foreach(lines, i, line)
         {
-            ASSERT_TRUE(dataset_judges_suffix(line));
+            ASSERT_STREQ(json_string_value(json_object_get(line, "judge")), "suffix");
             ASSERT_EQ(json_array_size(json_object_get(line, "chunks")), CUT_CHUNKS);
             json_array_foreach(json_object_get(line, "chunks"), k, chunk)
             {
