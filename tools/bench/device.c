@@ -117,10 +117,11 @@ int bench_time(const struct bench_device *b, const struct bench_work *w, unsigne
                     : (unsigned)fmin(LONG_ENOUGH_US / fmax(us, 1) + 1, TIMES_MAX);
     for (size_t i = 0; r == 0 && i < b->reps; i++)
         r = run_times(b, w, times, &all[i]);
-    if (r == 0)
-        *ret =
-            (struct bench_time){bench_quantile(all, b->reps, 0.5), bench_quantile(all, b->reps, 0),
-                                bench_quantile(all, b->reps, 1)};
+    if (r == 0) {
+        ret->us = bench_quantile(all, b->reps, 0.5); /* sorts */
+        ret->us_lo = all[0];
+        ret->us_hi = all[b->reps - 1];
+    }
     mem_free(all);
     return r;
 }
