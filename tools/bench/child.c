@@ -29,23 +29,23 @@ void child_program(const char *name, const char *built, char ret[CHILD_PATH_MAX]
     (void)snprintf(ret, CHILD_PATH_MAX, "%.100s", name);
 }
 
-pid_t child_fork(int cpu0, int n_cpus)
+pid_t child_fork(int cpu)
 {
     const pid_t parent = getpid(), pid = fork();
     cpu_set_t set;
     if (pid != 0) return pid;
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(NOT_FOUND);
+    if (cpu < 0) return 0;
     CPU_ZERO(&set);
-    for (int i = 0; i < n_cpus; i++)
-        CPU_SET((size_t)(cpu0 + i), &set);
-    if (n_cpus > 0) (void)sched_setaffinity(0, sizeof set, &set);
+    CPU_SET((size_t)cpu, &set);
+    (void)sched_setaffinity(0, sizeof set, &set);
     return 0;
 }
 
 pid_t child_start(char *const argv[], const struct child_opts *o)
 {
-    const pid_t pid = child_fork(o->cpu0, o->n_cpus);
+    const pid_t pid = child_fork(o->pinned ? o->cpu : -1);
     if (pid != 0) return pid;
     if (o->out_fd > 0) (void)dup2(o->out_fd, STDOUT_FILENO);
     if (o->out_fd > 0) (void)dup2(o->out_fd, STDERR_FILENO);

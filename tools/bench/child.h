@@ -17,10 +17,11 @@ void child_program(const char *name, const char *built, char ret[CHILD_PATH_MAX]
 struct child_opts {
     int out_fd;              /* of errors, too; 0: ours */
     const char *runtime_dir; /* its $XDG_RUNTIME_DIR; NULL: ours */
-    int cpu0, n_cpus;        /* where it runs; n_cpus 0: anywhere */
+    bool pinned;             /* to the CPU */
+    int cpu;
 };
-/* As fork(): 0 is the child, pinned to its CPUs; the parent's death kills it. */
-pid_t child_fork(int cpu0, int n_cpus);
+/* As fork(): 0 is the child, pinned to the CPU unless that is < 0; the parent's death kills it. */
+pid_t child_fork(int cpu);
 pid_t child_start(char *const argv[], const struct child_opts *o); /* -1: cannot be forked */
 bool child_ended(pid_t pid);
 void child_stop(pid_t pid); /* SIGTERM, SIGKILL after 10 s; pid 0: none */

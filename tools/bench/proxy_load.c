@@ -132,7 +132,7 @@ int proxy_load_run(const struct proxy_setup *s, const struct proxy_server *serve
 {
     char lua[CHILD_PATH_MAX + 16], query[64] = "", command[512], out[4096];
     char *const argv[] = {"sh", "-c", command, NULL};
-    const struct child_opts with = {.cpu0 = s->load_cpu, .n_cpus = s->load_cpu >= 0 ? 1 : 0};
+    const struct child_opts with = {.pinned = s->load_cpu >= 0, .cpu = s->load_cpu};
     if (p->tick_us > 0) /* a stream outlives the run: what is counted are events */
         (void)snprintf(query, sizeof query, "?events=%u&tick_us=%u",
                        (s->seconds + 5) * (1000000 / p->tick_us), p->tick_us);

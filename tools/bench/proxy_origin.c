@@ -169,7 +169,7 @@ int proxy_origin_start(int cpu, struct proxy_origin *ret, struct err *err)
     void *shared = mmap(NULL, sizeof(atomic_ullong), PROT_READ | PROT_WRITE,
                         MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     ret->n_events = shared;
-    ret->pid = shared == MAP_FAILED ? -1 : child_fork(cpu, cpu >= 0 ? 1 : 0);
+    ret->pid = shared == MAP_FAILED ? -1 : child_fork(cpu);
     if (ret->pid == 0) run_origin(fd, shared);
     (void)close(fd);
     return ret->pid < 0 ? err_set(err, -EAGAIN, "cannot fork") : 0;

@@ -90,7 +90,7 @@ static int run_server(const struct proxy_setup *s, char *command, struct proxy_s
     int fd = open(log, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     if (fd < 0) return err_set(err, -errno, "%s: %s", log, strerror(errno));
     const struct child_opts with = {
-        .out_fd = fd, .runtime_dir = s->dir, .cpu0 = s->cpu, .n_cpus = s->cpu >= 0 ? 1 : 0};
+        .out_fd = fd, .runtime_dir = s->dir, .pinned = s->cpu >= 0, .cpu = s->cpu};
     ret->pid = child_start(argv, &with);
     bool serves = false;
     for (uint64_t t0 = clock_ns(); ret->pid > 0 && !serves && clock_ms_since(t0) < START_S * 1e3;) {
