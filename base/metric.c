@@ -7,6 +7,7 @@
 #include <math.h>
 #include <pthread.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -58,75 +59,65 @@ void metric_observe(struct metric *m, double v)
 }
 
 /* The shortest of the two usual precisions that reads back as the same number. */
-static int add_number(struct buf *out, double v)
+static const char *number_text(double v, char ret[32])
 {
-    if (isnan(v)) return buf_adds(out, "NaN");
-    if (isinf(v)) return buf_adds(out, v < 0 ? "-Inf" : "+Inf");
-    size_t start = out->len;
-    int r = buf_addf(out, "%.15g", v);
-    if (r < 0) return r;
-    const char *text = buf_cstr(out);
-    if (text && strtod(text + start, NULL) == v) return 0;
-    out->len = start;
-    return buf_addf(out, "%.17g", v);
+    if (isnan(v)) return "NaN";
+    if (isinf(v)) return v < 0 ? "-Inf" : "+Inf";
+    (void)snprintf(ret, 32, "%.15g", v);
+    if (strtod(ret, NULL) != v) (void)snprintf(ret, 32, "%.17g", v);
+    return ret;
 }
 
-static int add_line(struct buf *out, const struct metric *m, const char *suffix, const char *le,
-                    double v)
+static void add_line(struct buf *out, const struct metric *m, const char *suffix, const char *le,
+                     double v)
 {
     const char *labels = m->labels ? m->labels : "";
-    int r = buf_addf(out, "%s%s", m->name, suffix);
-    if (r == 0 && (*labels || le))
-        r = buf_addf(out, "{%s%s%s%s%s}", labels, *labels && le ? "," : "", le ? "le=\"" : "",
-                     le ? le : "", le ? "\"" : "");
-    if (r == 0) r = buf_addc(out, ' ');
-    if (r == 0) r = add_number(out, v);
-    return r < 0 ? r : buf_addc(out, '\n');
+    char number[32];
+    (void)buf_addf(out, "%s%s", m->name, suffix);
+    if (*labels || le)
+        (void)buf_addf(out, "{%s%s%s%s%s}", labels, *labels && le ? "," : "", le ? "le=\"" : "",
+                       le ? le : "", le ? "\"" : "");
+    (void)buf_addf(out, " %s\n", number_text(v, number));
 }
 
-static int render_histogram(struct buf *out, struct metric *m)
+static void render_histogram(struct buf *out, struct metric *m)
 {
     uint64_t count = 0;
-    int r = 0;
-    for (size_t i = 0; r == 0 && i <= m->n_bounds; i++) {
+    char le[32];
+    for (size_t i = 0; i <= m->n_bounds; i++) {
         count += atomic_load_explicit(&m->bucket[i], memory_order_relaxed);
-        struct buf le = BUF_INIT;
-        r = add_number(&le, i < m->n_bounds ? m->bounds[i] : (double)INFINITY);
-        const char *text = r == 0 ? buf_cstr(&le) : NULL;
-        r = text ? add_line(out, m, "_bucket", text, (double)count) : -ENOMEM;
-        buf_fini(&le);
+        const double bound = i < m->n_bounds ? m->bounds[i] : (double)INFINITY;
+        add_line(out, m, "_bucket", number_text(bound, le), (double)count);
     }
-    if (r == 0)
-        r = add_line(out, m, "_sum", NULL, atomic_load_explicit(&m->sum, memory_order_relaxed));
-    return r < 0 ? r : add_line(out, m, "_count", NULL, (double)count);
+    add_line(out, m, "_sum", NULL, atomic_load_explicit(&m->sum, memory_order_relaxed));
+    add_line(out, m, "_count", NULL, (double)count);
 }
 
-static int render_group(struct buf *out, struct metric *first)
+static void render_group(struct buf *out, struct metric *first)
 {
     static const char *const types[] = {"counter", "gauge", "histogram"};
-    int r = buf_addf(out, "# HELP %s %s\n# TYPE %s %s\n", first->name,
-                     first->help ? first->help : first->name, first->name, types[first->type]);
-    for (struct metric *m = first; r == 0 && m; m = m->next) {
+    (void)buf_addf(out, "# HELP %s %s\n# TYPE %s %s\n", first->name,
+                   first->help ? first->help : first->name, first->name, types[first->type]);
+    for (struct metric *m = first; m; m = m->next) {
         if (strcmp(m->name, first->name) != 0) continue;
-        r = m->type == METRIC_HISTOGRAM
-                ? render_histogram(out, m)
-                : add_line(out, m, "", NULL, atomic_load_explicit(&m->value, memory_order_relaxed));
+        if (m->type == METRIC_HISTOGRAM)
+            render_histogram(out, m);
+        else
+            add_line(out, m, "", NULL, atomic_load_explicit(&m->value, memory_order_relaxed));
     }
-    return r;
 }
 
 int metric_render(struct buf *out)
 {
     size_t start = out->len;
-    int r = 0;
     pthread_mutex_lock(&list_lock);
-    for (struct metric *m = list_head; r == 0 && m; m = m->next) {
+    for (struct metric *m = list_head; m; m = m->next) {
         struct metric *first = list_head;
         while (strcmp(first->name, m->name) != 0)
             first = first->next;
-        if (first == m) r = render_group(out, m);
+        if (first == m) render_group(out, m);
     }
     pthread_mutex_unlock(&list_lock);
-    if (r < 0) out->len = start;
-    return r;
+    if (buf_status(out) < 0) out->len = start;
+    return buf_status(out);
 }
