@@ -6,9 +6,14 @@
 #include "base/opt_removed.h"
 
 #include <ctype.h>
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { SECRET_BYTES_MAX = 4096 }; /* of a file */
 
 /* ---- names ---- */
 
@@ -41,8 +46,8 @@ struct opt_row *opt_of_key(const struct opts *o, const char *key)
     return NULL;
 }
 
-/* Levenshtein's distance. */
-size_t opt_distance(const char *a, const char *b)
+/* Levenshtein's; SIZE_MAX: a name is too long to compare. */
+static size_t distance(const char *a, const char *b)
 {
     enum { LEN_MAX = 63 };
     size_t row[LEN_MAX + 1], n = strlen(a), m = strlen(b);
@@ -61,6 +66,14 @@ size_t opt_distance(const char *a, const char *b)
         }
     }
     return row[m];
+}
+
+bool opt_is_nearer(const char *name, const char *known, size_t *best)
+{
+    const size_t d = distance(name, known);
+    if (d >= *best) return false;
+    *best = d;
+    return true;
 }
 
 /* ---- problems ---- */
@@ -94,10 +107,7 @@ void opt_unknown(struct opts *o, const struct opt_place *at, const char *name)
     }
     for (size_t i = 0; i < o->n_rows; i++) {
         const char *known = flag ? o->rows[i].flag : o->rows[i].key;
-        size_t d = known ? opt_distance(bare, known) : SIZE_MAX;
-        if (d >= best) continue;
-        best = d;
-        near = known;
+        if (known && opt_is_nearer(bare, known, &best)) near = known;
     }
     if (near)
         opt_problem(o, at, "%s: unknown %s; expected one like \"%s%s\"", name,
@@ -109,7 +119,7 @@ void opt_unknown(struct opts *o, const struct opt_place *at, const char *name)
 
 /* ---- setting ---- */
 
-static bool in_values(const char *values, const char *word)
+bool opt_in_values(const char *values, const char *word)
 {
     size_t n = strlen(word);
     for (const char *p = values; n > 0;) {
@@ -136,7 +146,7 @@ static int value_of(const struct opt_def *d, const char *text, double *ret)
     case OPT_BOOL:
         return opt_parse_bool(text, &b);
     case OPT_ENUM:
-        return in_values(d->values, text) ? 0 : -EINVAL;
+        return opt_in_values(d->values, text) ? 0 : -EINVAL;
     case OPT_DOUBLE:
         return opt_parse_double(text, ret);
     case OPT_INT:
@@ -174,7 +184,8 @@ static bool check_value(struct opts *o, const struct opt_row *row, const char *t
     if (r == 0 && (!bounded || (v >= d->min && v <= d->max))) return true;
     const char *dashes = at->source == OPT_FILE ? "" : "--";
     const char *name = at->source == OPT_FILE ? row->key : row->flag;
-    const char *instead = d->type == OPT_ENUM ? opt_removed(d->name, text) : NULL;
+    const bool words = d->type == OPT_ENUM || d->check;
+    const char *instead = words ? opt_removed(d->name, text) : NULL;
     if (instead)
         opt_problem(o, at, "%s%s: %s was removed; %s", dashes, name, text, instead);
     else if (r < 0)
@@ -193,8 +204,8 @@ static void clear_values(struct opt_row *row)
     row->n = 0;
 }
 
-static void set_one(struct opts *o, struct opt_row *row, const char *text,
-                    const struct opt_place *at)
+static void set_text(struct opts *o, struct opt_row *row, const char *text,
+                     const struct opt_place *at)
 {
     if (!check_value(o, row, text, at) || at->source < row->source) return;
     if (at->source > row->source || !row->def->repeatable) clear_values(row);
@@ -206,6 +217,46 @@ static void set_one(struct opts *o, struct opt_row *row, const char *text,
         row->texts[row->n++] = copy;
     else
         o->no_memory = true;
+}
+
+bool opt_file_exposed(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISREG(st.st_mode) && (st.st_mode & (S_IRWXG | S_IRWXO));
+}
+
+/* The line that a file holds; NULL: a problem was named. */
+static const char *read_secret(struct opts *o, const char *name, const char *path,
+                               const struct opt_place *at, char line[SECRET_BYTES_MAX])
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd >= 0 ? read(fd, line, SECRET_BYTES_MAX) : -1;
+    const char *why = n < 0 ? strerror(errno) : "it should hold one line of text";
+    if (fd >= 0) (void)close(fd);
+    const bool whole = n < SECRET_BYTES_MAX;
+    while (n > 0 && (line[n - 1] == '\n' || line[n - 1] == '\r'))
+        n--;
+    if (n <= 0 || !whole || memchr(line, '\0', (size_t)n) || memchr(line, '\n', (size_t)n)) {
+        opt_problem(o, at, "%s: \"%s\" cannot be read: %s", name, path, why);
+        return NULL;
+    }
+    line[n] = '\0';
+    if (opt_file_exposed(path))
+        (void)buf_addf(&o->exposed,
+                       "%s: others than its owner may read or write %s; chmod 600 it\n", name,
+                       path);
+    return line;
+}
+
+static void set_one(struct opts *o, struct opt_row *row, const char *text,
+                    const struct opt_place *at)
+{
+    const char *name = at->source == OPT_FILE ? row->key : row->flag;
+    char line[SECRET_BYTES_MAX];
+    if ((row->def->props & OPT_SECRET) && strncmp(text, "file:", 5) == 0)
+        text = read_secret(o, name, text + 5, at, line);
+    if (text) set_text(o, row, text, at);
+    explicit_bzero(line, sizeof line);
 }
 
 /* The first item of a list in a variable; quotes protect a ';'. */
@@ -298,6 +349,7 @@ void opts_destroy(struct opts *o)
         mem_free(o->rows[i].key);
     }
     buf_fini(&o->named);
+    buf_fini(&o->exposed);
     mem_free(o->rows);
     mem_free(o);
 }
@@ -312,59 +364,58 @@ static const struct opt_row *row_of(const struct opts *o, const char *name)
     return row;
 }
 
-/* The last text of an option of these types; NULL: unset. What it says was checked. */
+/* The last text of an option of these types; "": unset. What it says was checked. */
 static const char *option_text(const struct opts *o, const char *name, enum opt_type a,
                                enum opt_type b)
 {
     const struct opt_row *row = row_of(o, name);
     ASSERT(row->def->type == a || row->def->type == b);
-    return row->n ? row->texts[row->n - 1] : NULL;
+    return row->n ? row->texts[row->n - 1] : "";
 }
 
 const char *opt_str(const struct opts *o, const char *name)
 {
-    const char *text = option_text(o, name, OPT_STR, OPT_ENUM);
-    return text ? text : "";
+    return option_text(o, name, OPT_STR, OPT_ENUM);
 }
 
 bool opt_bool(const struct opts *o, const char *name)
 {
-    const char *text = option_text(o, name, OPT_BOOL, OPT_BOOL);
     bool v = false;
-    if (text) (void)opt_parse_bool(text, &v);
+    (void)opt_parse_bool(option_text(o, name, OPT_BOOL, OPT_BOOL), &v);
     return v;
 }
 
 int64_t opt_int(const struct opts *o, const char *name)
 {
-    const char *text = option_text(o, name, OPT_INT, OPT_INT);
     int64_t v = 0;
-    if (text) (void)opt_parse_int(text, &v);
+    (void)opt_parse_int(option_text(o, name, OPT_INT, OPT_INT), &v);
     return v;
 }
 
 double opt_double(const struct opts *o, const char *name)
 {
-    const char *text = option_text(o, name, OPT_DOUBLE, OPT_INT);
     double v = 0;
-    if (text) (void)opt_parse_double(text, &v);
+    (void)opt_parse_double(option_text(o, name, OPT_DOUBLE, OPT_INT), &v);
     return v;
 }
 
 uint64_t opt_size(const struct opts *o, const char *name)
 {
-    const char *text = option_text(o, name, OPT_SIZE, OPT_SIZE);
     uint64_t v = 0;
-    if (text) (void)opt_parse_size(text, &v);
+    (void)opt_parse_size(option_text(o, name, OPT_SIZE, OPT_SIZE), &v);
     return v;
 }
 
 uint64_t opt_duration_ms(const struct opts *o, const char *name)
 {
-    const char *text = option_text(o, name, OPT_DURATION, OPT_DURATION);
     uint64_t v = 0;
-    if (text) (void)opt_parse_duration_ms(text, &v);
+    (void)opt_parse_duration_ms(option_text(o, name, OPT_DURATION, OPT_DURATION), &v);
     return v;
+}
+
+const char *opts_exposed(struct opts *o)
+{
+    return buf_cstr(&o->exposed);
 }
 
 enum opt_source opt_source(const struct opts *o, const char *name)
@@ -382,18 +433,6 @@ char **opt_list(const struct opts *o, const char *name, size_t *ret_n)
     const struct opt_row *row = row_of(o, name);
     *ret_n = row->n;
     return row->texts;
-}
-
-size_t opt_n(const struct opts *o, const char *name)
-{
-    return row_of(o, name)->n;
-}
-
-const char *opt_str_at(const struct opts *o, const char *name, size_t i)
-{
-    const struct opt_row *row = row_of(o, name);
-    ASSERT(i < row->n);
-    return row->texts[i];
 }
 
 /* Both from one table. */

@@ -35,7 +35,7 @@ enum opt_type {
 };
 enum {                                 /* properties */
        OPT_LIVE = 1,                   /* a reload applies it; others need a restart */
-       OPT_SECRET = 2,                 /* hidden from argv, handed on by variable only */
+       OPT_SECRET = 2,                 /* not in argv nor handed on there; file:PATH: PATH's line */
        OPT_NO_KEY = 4,                 /* not in the file */
        OPT_FLAG_ONLY = 8 | OPT_NO_KEY, /* nor a variable */
 };
@@ -83,12 +83,15 @@ void opts_unknown_env(const struct opts *o, const struct opt_args *from, struct 
 /* After the reading: overwrites the values of secret flags, so that a list of processes does not
  * show them. Of URLs only the user and password, if there are any. A reload needs a copy. */
 void opts_hide_argv(const struct opts *o, int argc, char **argv);
+/* A warning, a line each, of secrets' files that others than their owners may read or write. */
+const char *opts_exposed(struct opts *o);
+bool opt_file_exposed(const char *path);
 /* "Usage: PROGRAM …" and the table. */
 int opts_help(const struct opts *o, const char *program, const char *about, struct buf *out);
 /* Keys that differ in b and are not live, comma separated, appended; their number. */
 int opts_restart_keys(const struct opts *a, const struct opts *b, struct buf *out);
-/* Typing errors between two names, for suggestions; SIZE_MAX: a name is too long to compare. */
-size_t opt_distance(const char *a, const char *b);
+/* For suggestions: fewer typing errors between the two than *best, which is then lowered. */
+bool opt_is_nearer(const char *name, const char *known, size_t *best);
 
 /* ---- reading, by the name of the flag or the key; borrowed strings live as long as o ---- */
 const char *opt_str(const struct opts *o, const char *name); /* "" when unset; OPT_STR, OPT_ENUM */
@@ -100,8 +103,6 @@ uint64_t opt_duration_ms(const struct opts *o, const char *name);
 enum opt_source opt_source(const struct opts *o, const char *name);
 bool opt_given(const struct opts *o, const char *name); /* by file, environment or flag */
 char **opt_list(const struct opts *o, const char *name, size_t *ret_n); /* raw texts of any type */
-size_t opt_n(const struct opts *o, const char *name);
-const char *opt_str_at(const struct opts *o, const char *name, size_t i);
 
 /* ---- parsing of single values (opt_value.c) ---- */
 /* "512MiB", "4GiB", "64K", "1.5G", "123"; K M G T with or without i and B are powers of 1024.

@@ -24,7 +24,8 @@ struct opts {
     struct buf *problems;
     unsigned n_problems;
     bool no_memory;
-    struct buf named; /* " NAME " of each variable that the file refers to */
+    struct buf named;   /* " NAME " of each variable that the file refers to */
+    struct buf exposed; /* opts_exposed() */
 };
 struct opt_place {
     enum opt_source source;
@@ -41,6 +42,7 @@ void opt_unknown(struct opts *o, const struct opt_place *at, const char *name);
 void opt_set(struct opts *o, struct opt_row *row, const char *text, const struct opt_place *at);
 /* The first n characters name the same option: case, dashes, underscores and dots are alike. */
 bool opt_same_name(const char *a, const char *b, size_t n);
+bool opt_in_values(const char *values, const char *word); /* "a|b" has it */
 struct opt_row *opt_of_flag(const struct opts *o, const char *name);
 struct opt_row *opt_of_key(const struct opts *o, const char *key);
 

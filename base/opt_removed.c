@@ -8,9 +8,8 @@
 /* At most 100 characters: with the option's name they fit in an error's sentence. */
 static const char measured[] =
     "kvblend-bench quality and throughput measure map_reduce and map_rerank (--strategies)";
-static const char kept_policies[] = "lru is the default, arc keeps popular records through scans";
-
-static const char fixed_share[] = "ratio says how many tokens are recomputed",
+static const char kept_policies[] = "lru is the default, arc keeps popular records through scans",
+                  fixed_share[] = "ratio says how many tokens are recomputed",
                   several_urls[] = "redis takes several, separated by spaces",
                   one_schedule[] =
                       "hkvd filters gradually, the others keep their choice in all layers",
@@ -19,6 +18,8 @@ static const char fixed_share[] = "ratio says how many tokens are recomputed",
                   no_hybrid[] = "use qs, which finds what hybrid added",
                   one_policy[] = "policy says it for RAM and NVMe",
                   one_codec[] = "codec says it for NVMe and Redis",
+                  one_namespace[] =
+                      "namespace says it: NS=ram:SIZE,nvme:SIZE,ttl:DURATION; NS * is all",
                   one_size[] = "kv_pages says it: auto or SIZE, :RESERVE behind it",
                   one_guard[] = "guard says it: SHARE, :KL behind it",
                   one_client[] = "timeouts.client says it for body and answer",
@@ -49,7 +50,18 @@ static const struct {
     {"redis-codec",       "worker.redis_codec",     NULL, one_codec},
     {"side-share",        "worker.side_share",      NULL, a_constant},
     {"tier-price",        "worker.tier_price",      NULL, a_constant},
-    {"ttl-ns",            "worker.ttl_ns",          NULL, "ttl takes NS=DURATION"},
+    {"ttl-ns",            "worker.ttl_ns",          NULL, one_namespace},
+    {"ttl",               "worker.ttl",             NULL, one_namespace},
+    {"quota",             "worker.quota",           NULL, one_namespace},
+    {"nvme-write-budget", "worker.nvme_write_budget", NULL, "nvme says it: PATH:SIZE:SIZE/d"},
+    {"secret-file",       "worker.secret_file",     NULL, "secret takes file:PATH"},
+    {"decision-log",      "worker.decision_log",    NULL, "access_log has the decisions, too"},
+    {"controller",        "worker.controller",      NULL, "off is strategy: always or always:NAME"},
+    {"weights",           "worker.weights",         NULL, "dtype says it: fp8 or int8"},
+    {"gemm",              "worker.gemm",            NULL, "the variable KVBLEND_GEMM forces one"},
+    {"tier-wait",         "worker.tier_wait",       NULL, "which way is faster is predicted"},
+    {"registry-group",    "registry.group",         NULL, "the URL says it: ?group=NAME"},
+    {"exit-on-stdin-eof", NULL, NULL, "the variable KVBLEND_EXIT_ON_STDIN_EOF says it"},
     {"gpu",               "worker.gpu",             NULL, one_size},
     {"gpu-reserve",       "worker.gpu_reserve",     NULL, one_size},
     {"guard-sample",      "worker.guard_sample",    NULL, one_guard},
@@ -76,21 +88,11 @@ static bool is_name(size_t i, const char *name)
            (removed[i].key && opt_same_name(removed[i].key, name, SIZE_MAX));
 }
 
-static bool is_one_of(const char *values, const char *value)
-{
-    const size_t n = strlen(value);
-    for (const char *p = values; p; p = strchr(p, '|')) {
-        p += *p == '|';
-        if (strcspn(p, "|") == n && strncmp(p, value, n) == 0) return true;
-    }
-    return false;
-}
-
 const char *opt_removed(const char *name, const char *value)
 {
     for (size_t i = 0; i < N_REMOVED; i++) {
         const char *of = removed[i].value;
-        if (!of != !value || (of && !is_one_of(of, value))) continue;
+        if (!of != !value || (of && !opt_in_values(of, value))) continue;
         if (is_name(i, name)) return removed[i].instead;
     }
     return NULL;

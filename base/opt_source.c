@@ -153,8 +153,9 @@ static void read_env(struct opts *o, const struct opt_args *from)
 static bool is_read_elsewhere(const char *name, const char *prefix)
 {
     static const char *const others[] = {
-        "KVBLEND_ADMIN",  "KVBLEND_INJECT",     "KVBLEND_ISA",         "KVBLEND_KERNELS_DIR",
-        "KVBLEND_MODELS", "KVBLEND_WORKER_BIN", "KVBLEND_WORKER_COUNT"};
+        "KVBLEND_ADMIN",      "KVBLEND_EXIT_ON_STDIN_EOF", "KVBLEND_GEMM",   "KVBLEND_INJECT",
+        "KVBLEND_ISA",        "KVBLEND_KERNELS_DIR",       "KVBLEND_MODELS", "KVBLEND_TIER_WAIT",
+        "KVBLEND_WORKER_BIN", "KVBLEND_WORKER_COUNT"};
     static const char worker[] = "KVBLEND_WORKER_"; /* handed down to it */
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
         if (strcmp(name, others[i]) == 0) return true;
@@ -183,11 +184,8 @@ void opts_unknown_env(const struct opts *o, const struct opt_args *from, struct 
         (void)snprintf(name, sizeof name, "%.*s", (int)n, *e);
         size_t best = (n - n_prefix - 1) / 3 + 2;
         for (size_t i = 0; i < o->n_rows; i++) {
-            size_t d = variable_of(&o->rows[i], from->prefix, known) ? opt_distance(name, known)
-                                                                     : SIZE_MAX;
-            if (d >= best) continue;
-            best = d;
-            memcpy(near, known, sizeof known);
+            if (variable_of(&o->rows[i], from->prefix, known) && opt_is_nearer(name, known, &best))
+                memcpy(near, known, sizeof known);
         }
         const char *instead = opt_removed(name + n_prefix + 1, NULL);
         if (strcmp(name, near) == 0 || is_read_elsewhere(name, from->prefix) ||

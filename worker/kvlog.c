@@ -1,5 +1,4 @@
-/* Logs of JSON lines that no request waits for: the access log (which records each request used,
- * for `tools/hit-rates`) and the log of decisions.
+/* The access log: a JSON line a request, which no request waits for.
  *
  * A thread writes, so that a slow disk delays no request; the queue is bounded by bytes, and lines
  * that find it full are dropped and counted. One write() per line to a file opened with O_APPEND:
@@ -45,7 +44,7 @@ static void write_line(void *arg)
     mem_free(x);
 }
 
-int wk_kvlog_open(const char *path, const char *flag, struct wk_kvlog **ret, struct err *err)
+int wk_kvlog_open(const char *path, struct wk_kvlog **ret, struct err *err)
 {
     struct wk_kvlog *l = mem_zalloc(sizeof *l);
     int rc;
@@ -53,7 +52,8 @@ int wk_kvlog_open(const char *path, const char *flag, struct wk_kvlog **ret, str
     if (!l) return err_set(err, -ENOMEM, "out of memory");
     l->fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0640);
     if (l->fd < 0) {
-        rc = err_set(err, -errno, "%s: \"%s\" cannot be written: %s", flag, path, strerror(errno));
+        rc = err_set(err, -errno, "--access-log: \"%s\" cannot be written: %s", path,
+                     strerror(errno));
         mem_free(l);
         return rc;
     }

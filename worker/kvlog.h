@@ -1,6 +1,5 @@
-/* kvlog: logs of JSON lines that a slow disk must not delay: the access log, the decision log.
- *
- * Thread: any, for each log open → put → close. */
+/* kvlog: the access log, JSON lines that a slow disk must not delay. open → put → close.
+ * Thread: any. */
 #ifndef WORKER_KVLOG_H
 #define WORKER_KVLOG_H
 
@@ -10,8 +9,7 @@
 #include <stdint.h>
 
 struct wk_kvlog;
-/* flag: which names the path in messages. */
-int wk_kvlog_open(const char *path, const char *flag, struct wk_kvlog **ret, struct err *err);
+int wk_kvlog_open(const char *path, struct wk_kvlog **ret, struct err *err);
 /* One line, taken over (buf is emptied). Never waits: a full queue drops it and counts. */
 void wk_kvlog_put(struct wk_kvlog *l, struct buf *line);
 uint64_t wk_kvlog_dropped(struct wk_kvlog *l);

@@ -217,7 +217,7 @@ static int load_all(struct worker *w, struct err *err)
     int rc;
 
     const char *log = w->o.tiers.access_log;
-    if (log && (rc = wk_kvlog_open(log, "--access-log", &w->kvlog, err)) < 0) return rc;
+    if (log && (rc = wk_kvlog_open(log, &w->kvlog, err)) < 0) return rc;
     if ((rc = seg_presets_load(w->o.presets, &w->segmenter.presets, err)) < 0) return rc;
     if ((rc = seg_learner_create(SEG_LEARNER_BYTES, &w->segmenter.learner)) < 0) return rc;
     if ((rc = model_open(w->o.model, &w->model, err)) < 0) return rc;

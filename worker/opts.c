@@ -1,11 +1,13 @@
 /* The worker's options: opts_table.c and what is about this process. */
+#include "worker/opts_table.h"
+#include "worker/reuse/namespaces.h"
 #include "worker/worker.h"
 
 #include "base/log.h"
-#include "base/opt.h"
-#include "worker/opts_table.h"
+#include "base/redis/registry.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -15,10 +17,9 @@ static const struct opt_def process_defs[] = {
     {"advertise", OPT_STR, NULL, 0, 0, NULL,
      "http://HOST:PORT that gateways on other hosts reach this worker by: registers it."},
     {"registry", OPT_STR, NULL, 0, 0, NULL,
-     "URL of the Redis to register in; default: --redis. Better given by the variable "
-     "KVBLEND_WORKER_REGISTRY where it holds a password.",
+     "URL of the Redis to register in, for the gateways of a group with ?group=NAME; default: "
+     "--redis. Better given by the variable KVBLEND_WORKER_REGISTRY where it holds a password.",
      .props = OPT_SECRET},
-    {"registry-group", OPT_STR, "default", 0, 0, NULL, "Gateways of the same group use it."},
     {"api-key", OPT_STR, NULL, 0, 0, NULL,
      "Bearer key that clients must send. Better given by the variable KVBLEND_WORKER_API_KEY. "
      "Gateways send it by api_key= of their --worker, which also lets them read what is held "
@@ -31,8 +32,6 @@ static const struct opt_def process_defs[] = {
     {"tls-key", OPT_STR, NULL, 0, 0, NULL,
      "PEM file with its private key; default: in --tls-cert."},
     {"drain-timeout", OPT_DURATION, "120s", 0, 0, NULL, "How long SIGTERM waits for requests."},
-    {"exit-on-stdin-eof", OPT_BOOL, "false", 0, 0, NULL,
-     "End when the parent dies or closes standard input."},
     {"log-level", OPT_ENUM, "info", 0, 0, "error|warn|notice|info|debug", "Least level logged."},
     {"version", OPT_BOOL, "false", 0, 0, NULL, "Print the version and end."},
     {0}};
@@ -51,7 +50,7 @@ static int print_help(const struct opts *o)
 
 static const char *or_null(const char *s)
 {
-    return *s ? s : NULL;
+    return s && *s ? s : NULL;
 }
 
 static enum pol_order order_of(const char *name)
@@ -62,14 +61,6 @@ static enum pol_order order_of(const char *name)
     return o;
 }
 
-static enum pol_strategy strategy_of(const char *name)
-{
-    enum pol_strategy s = POL_AUTO;
-
-    (void)pol_strategy_parse(name, &s); /* as above; "" when it was not given */
-    return s;
-}
-
 static void take_options(struct wk_opts *r, struct opts *o)
 {
     const char *dt = opt_str(o, "dtype"), *kv = opt_str(o, "kv-dtype");
@@ -78,7 +69,7 @@ static void take_options(struct wk_opts *r, struct opts *o)
     *r = (struct wk_opts){.model = or_null(opt_str(o, "model")),
                           .listen = opt_str(o, "listen"),
                           .device = or_null(opt_str(o, "device")),
-                          .gemm = or_null(opt_str(o, "gemm")),
+                          .gemm = or_null(getenv("KVBLEND_GEMM")),
                           .chat_template = or_null(opt_str(o, "chat-template")),
                           .served_name = or_null(opt_str(o, "served-model-name")),
                           .api_key = or_null(opt_str(o, "api-key")),
@@ -86,7 +77,6 @@ static void take_options(struct wk_opts *r, struct opts *o)
                           .tls_cert = or_null(opt_str(o, "tls-cert")),
                           .tls_key = or_null(opt_str(o, "tls-key")),
                           .presets = or_null(opt_str(o, "presets")),
-                          .strategy = strategy_of(opt_str(o, "strategy")),
                           .profile = or_null(opt_str(o, "profile")),
                           .ram_bytes = opt_size(o, "ram"),
                           .drain_timeout_ms = opt_duration_ms(o, "drain-timeout"),
@@ -96,31 +86,161 @@ static void take_options(struct wk_opts *r, struct opts *o)
                           .max_queue = (unsigned)opt_int(o, "max-queue"),
                           .order = order_of(opt_str(o, "order")),
                           .ratio = opt_given(o, "ratio") ? opt_double(o, "ratio") : -1,
-                          .strategy_given = *opt_str(o, "strategy") != 0,
                           .ratio_given = opt_given(o, "ratio"),
-                          .controller = opt_bool(o, "controller"),
-                          .decision_log = or_null(opt_str(o, "decision-log")),
-                          .exit_on_stdin_eof = opt_bool(o, "exit-on-stdin-eof"),
                           .sandbox = opt_bool(o, "sandbox"),
                           .store = o};
     r->arith = strcmp(dt, "f32") == 0    ? KN_ARITH_F32
-               : strcmp(dt, "bf16") == 0 ? KN_ARITH_BF16
-                                         : KN_ARITH_AUTO;
-    r->weights = (enum kn_weights)kn_weights_parse(opt_str(o, "weights"), KN_WEIGHTS_AUTO);
+               : strcmp(dt, "auto") == 0 ? KN_ARITH_AUTO
+                                         : KN_ARITH_BF16;
+    r->weights = (enum kn_weights)kn_weights_parse(dt, KN_WEIGHTS_AUTO);
     r->kv_dtype = kn_dtype_parse(kv, -1);
+    bool always = false;
+    (void)wk_parse_strategy(opt_str(o, "strategy"), &always, &r->strategy);
+    r->strategy_given = r->strategy != POL_AUTO;
+    r->controller = !always;
     (void)wk_parse_guard(opt_str(o, "guard"), &r->guard_sample, &r->guard_kl);
     if (log_parse_level(opt_str(o, "log-level"), &level)) log_set_level(level);
 }
 
-static void warn_of_variables(const struct opts *o, const struct opt_args *from)
-{
-    struct buf b = BUF_INIT;
+/* ---- texts with an inner form, which the table has checked ---- */
 
-    opts_unknown_env(o, from, &b);
-    for (char *p = b.data, *end; p && (end = memchr(p, '\n', b.len - (size_t)(p - b.data)));
-         p = end + 1)
-        log_event(LOG_WARN, "unknown_variable", "name=\"%.*s\"", (int)(end - p), p);
-    buf_fini(&b);
+static int take_redis(struct arena *a, const struct opts *o, const char *name,
+                      struct redis_url **ret, struct err *err)
+{
+    size_t n;
+    char **url = opt_list(o, name, &n);
+    struct redis_url *parsed = n ? arena_alloc(a, sizeof *parsed) : NULL;
+    struct err e = {0};
+
+    if (!parsed) return n ? -ENOMEM : 0;
+    int rc = redis_url_parse((const char *const *)url, n, parsed, &e);
+    if (rc < 0) return err_set(err, rc, "--%s: %s", name, e.msg);
+    *ret = parsed;
+    return 0;
+}
+
+static int take_registry(struct wk_opts *w, const struct opts *o, struct err *err)
+{
+    const char *advertise = opt_str(o, "advertise");
+
+    if (!*advertise && opt_source(o, "registry") == OPT_FLAG)
+        return err_set(err, -EINVAL, "--registry: there is no --advertise");
+    if (!*advertise) return 0;
+    char *address = arena_alloc(&w->arena, REGISTRY_ADDRESS_BYTES);
+    if (!address) return -ENOMEM;
+    if (registry_address(advertise, address) < 0)
+        return err_set(err, -EINVAL,
+                       "--advertise: expected http://HOST:PORT that others can reach, found \"%s\"",
+                       advertise);
+    w->advertise = address;
+    int rc = take_redis(&w->arena, o, "registry", &w->registry, err);
+    if (rc == 0 && !w->registry && !w->tiers.redis)
+        rc = err_set(err, -EINVAL, "--advertise: needs --registry or --redis to register in");
+    return rc;
+}
+
+static int take_kv_pages(struct wk_opts *w, const struct opts *o, struct err *err)
+{
+    uint64_t bytes = 0;
+
+    (void)wk_parse_kv_pages(opt_str(o, "kv-pages"), &bytes, &w->tiers.gpu_reserve_bytes);
+    if (strcmp(opt_str(o, "device"), "cpu") != 0)
+        w->tiers.gpu_bytes = bytes ? bytes : FUS_KV_AUTO;
+    else if (w->tiers.gpu_reserve_bytes)
+        return err_set(err, -EINVAL, "--kv-pages: a reserve needs --device cuda");
+    else
+        w->kv_pages_bytes = bytes;
+    return 0;
+}
+
+static int take_nvme(struct wk_opts *w, const char *text)
+{
+    struct wk_tier_opts *t = &w->tiers;
+    struct wk_nvme nvme;
+
+    if (wk_parse_nvme(text, &nvme) < 0) return 0; /* not given */
+    t->nvme_bytes = nvme.bytes;
+    t->nvme_write_bytes_per_day = nvme.write_bytes_per_day;
+    t->nvme_path = arena_strndup(&w->arena, text, nvme.path_len);
+    return t->nvme_path ? 0 : -ENOMEM;
+}
+
+static int take_limits(struct wk_opts *w, const char *text, struct err *err)
+{
+    struct wk_tier_opts *t = &w->tiers;
+    struct wk_limits l;
+    char ns[WK_NS_BYTES];
+
+    (void)wk_parse_limits(text, &l);
+    if (l.ns_len == 0) {
+        t->ttl_ms = l.ttl_ms;
+        return 0;
+    }
+    char *given = arena_strndup(&w->arena, text, l.ns_len);
+    if (!given) return -ENOMEM;
+    if (wk_ns_parse(given, ns, sizeof ns) < 0)
+        return err_set(err, -ERANGE, "--namespace: \"%.60s…\" is too long", given);
+    if (l.nvme_bytes && !t->nvme_path)
+        return err_set(err, -EINVAL, "--namespace: \"%s\" limits nvme, but there is no --nvme",
+                       text);
+    l.ns = arena_strndup(&w->arena, ns, strlen(ns));
+    t->limits[t->n_limits++] = l;
+    return l.ns ? 0 : -ENOMEM;
+}
+
+static int take_codec(struct wk_tier_opts *t, const struct opts *o, struct err *err)
+{
+    const bool q8 = strcmp(opt_str(o, "codec"), "q8") == 0;
+
+    if (q8 && !t->nvme_path && !t->redis)
+        return err_set(err, -EINVAL, "--codec: there is no --nvme and no --redis");
+    t->nvme_q8 = q8 && t->nvme_path;
+    t->redis_q8 = q8 && t->redis;
+    return 0;
+}
+
+/* A small model computes faster than any tier answers: tests make records worth waiting for. */
+static int take_tier_wait(struct wk_tier_opts *t, struct err *err)
+{
+    const char *wait = or_null(getenv("KVBLEND_TIER_WAIT"));
+
+    if (wait && opt_parse_duration_ms(wait, &t->wait_ms) < 0)
+        return err_set(err, -EINVAL, "KVBLEND_TIER_WAIT: expected a duration, found \"%s\"", wait);
+    return 0;
+}
+
+static int take_tiers(struct wk_opts *w, const struct opts *o, struct err *err)
+{
+    struct wk_tier_opts *t = &w->tiers;
+    const char *secret = opt_str(o, "secret");
+    size_t n;
+    char **limits = opt_list(o, "namespace", &n);
+
+    t->access_log = or_null(opt_str(o, "access-log"));
+    (void)evict_policy_parse(opt_str(o, "policy"), &t->policy);
+    t->has_secret = *secret;
+    if (*secret) {
+        tier_secret(secret, t->secret);
+        tier_secret_auth(secret, t->auth_key);
+    }
+    t->limits = arena_alloc(&w->arena, (n + 1) * sizeof *t->limits);
+    int rc = t->limits ? take_kv_pages(w, o, err) : -ENOMEM;
+    if (rc >= 0) rc = take_nvme(w, opt_str(o, "nvme"));
+    if (rc >= 0) rc = take_redis(&w->arena, o, "redis", &t->redis, err);
+    if (rc >= 0) rc = take_codec(t, o, err);
+    if (rc >= 0) rc = take_tier_wait(t, err);
+    for (size_t i = 0; rc >= 0 && i < n; i++)
+        rc = take_limits(w, limits[i], err);
+    return rc;
+}
+
+/* ---- all of them ---- */
+
+static void fini_forms(struct wk_opts *o)
+{
+    redis_url_fini(o->registry);
+    redis_url_fini(o->tiers.redis);
+    arena_fini(&o->arena);
 }
 
 /* What a single value cannot show. */
@@ -144,11 +264,28 @@ static int take_all(struct wk_opts *ret, struct opts *o, struct err *err)
 
     if (rc < 0) return rc;
     take_options(ret, o);
-    rc = wk_tier_opts_take(ret, o, err);
-    if (rc < 0) return rc;
-    rc = wk_registry_opts_take(ret, o, err);
-    if (rc < 0) wk_tier_opts_fini(&ret->tiers);
+    arena_init(&ret->arena);
+    rc = take_tiers(ret, o, err);
+    if (rc >= 0) rc = take_registry(ret, o, err);
+    if (rc == -ENOMEM) (void)err_set(err, rc, "out of memory");
+    if (rc < 0) fini_forms(ret);
     return rc;
+}
+
+static void warn_of_lines(const char *event, const char *lines)
+{
+    for (const char *p = lines, *end; p && (end = strchr(p, '\n')); p = end + 1)
+        log_event(LOG_WARN, event, "name=\"%.*s\"", (int)(end - p), p);
+}
+
+static void warn(struct opts *o, const struct opt_args *from)
+{
+    struct buf b = BUF_INIT;
+
+    opts_unknown_env(o, from, &b);
+    warn_of_lines("unknown_variable", buf_cstr(&b));
+    warn_of_lines("exposed_secret", opts_exposed(o));
+    buf_fini(&b);
 }
 
 int wk_opts_read(int argc, char **argv, struct wk_opts *ret, struct err *err)
@@ -172,7 +309,7 @@ int wk_opts_read(int argc, char **argv, struct wk_opts *ret, struct err *err)
     }
     if (rc == 0) rc = take_all(ret, o, err);
     if (rc == 0)
-        warn_of_variables(o, &from);
+        warn(o, &from);
     else
         opts_destroy(o);
     return rc;
@@ -180,10 +317,7 @@ int wk_opts_read(int argc, char **argv, struct wk_opts *ret, struct err *err)
 
 void wk_opts_fini(struct wk_opts *o)
 {
-    if (o->registry) redis_url_fini(o->registry);
-    mem_free(o->registry);
-    o->registry = NULL;
-    wk_tier_opts_fini(&o->tiers);
+    fini_forms(o);
     opts_destroy(o->store);
     o->store = NULL;
 }

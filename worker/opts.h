@@ -1,7 +1,7 @@
 /* opts: the worker's options as values.
  *
  * wk_opts_read() → the fields are read, strategy and ratio are filled in from the profile →
- * wk_opts_fini(). Strings live in `store` and in the arena of the tiers' part.
+ * wk_opts_fini(). Strings live in `store` and `arena`.
  * Thread: main; read-only once the model is loaded. */
 #ifndef WORKER_OPTS_H
 #define WORKER_OPTS_H
@@ -18,14 +18,7 @@
 #include <stdint.h>
 
 struct opts;
-struct wk_quota { /* of a namespace; 0 = none */
-    const char *ns;
-    uint64_t ram_bytes, nvme_bytes;
-};
-struct wk_ttl {
-    const char *ns;
-    uint64_t ms;
-};
+struct wk_limits;
 struct wk_tier_opts {
     enum evict_policy policy;
     bool nvme_q8, redis_q8; /* kept there in 8 bits */
@@ -33,16 +26,13 @@ struct wk_tier_opts {
     uint64_t gpu_reserve_bytes;
     const char *nvme_path; /* NULL: no such tier */
     uint64_t nvme_bytes, nvme_write_bytes_per_day, ttl_ms, wait_ms;
-    struct redis_url *redis; /* NULL: no such tier */
-    struct wk_quota *quota;
-    size_t n_quota;
-    struct wk_ttl *ttl;
-    size_t n_ttl;
+    struct redis_url *redis;  /* NULL: no such tier */
+    struct wk_limits *limits; /* of namespaces */
+    size_t n_limits;
     uint64_t secret[2];               /* tier_secret(): the text is not kept */
     uint8_t auth_key[AUTH_KEY_BYTES]; /* tier_secret_auth() */
     bool has_secret;
     const char *access_log; /* NULL: none */
-    struct arena arena;
 };
 struct wk_opts {
     const char *model, *listen, *device, *gemm, *chat_template, *served_name, *api_key, *presets;
@@ -59,20 +49,15 @@ struct wk_opts {
     double ratio;                     /* < 0: the profile's */
     double guard_sample, guard_kl;    /* guard_kl 0: by the profile */
     bool strategy_given, ratio_given; /* by the operator: the controller keeps to them */
-    bool controller;
-    const char *decision_log; /* NULL: none */
-    bool exit_on_stdin_eof, sandbox;
+    bool controller, sandbox;
     const char *advertise;      /* HOST:PORT that gateways reach us by; NULL: not registered */
     struct redis_url *registry; /* where; NULL: the tier's */
-    const char *registry_group;
     struct wk_tier_opts tiers;
-    struct opts *store; /* owns the strings */
+    struct opts *store; /* owns the strings, with */
+    struct arena arena;
 };
 /* 0; 1 when help or version was printed; <0 with a sentence. */
 int wk_opts_read(int argc, char **argv, struct wk_opts *ret, struct err *err);
 void wk_opts_fini(struct wk_opts *o);
-int wk_tier_opts_take(struct wk_opts *w, const struct opts *o, struct err *err);
-void wk_tier_opts_fini(struct wk_tier_opts *t);
-int wk_registry_opts_take(struct wk_opts *w, const struct opts *o, struct err *err);
 
 #endif

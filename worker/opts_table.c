@@ -7,37 +7,60 @@
 /* ---- texts with an inner form ---- */
 
 /* A size of n characters, not 0. */
-static int parse_size_of(const char *text, size_t n, uint64_t *ret)
+static int parse_size_of(const char *text, size_t n, uint64_t *ret_bytes)
 {
     char copy[32];
     if (n == 0 || n >= sizeof copy) return -EINVAL;
     memcpy(copy, text, n);
     copy[n] = '\0';
-    return opt_parse_size(copy, ret) < 0 || *ret == 0 ? -EINVAL : 0;
+    return opt_parse_size(copy, ret_bytes) < 0 || *ret_bytes == 0 ? -EINVAL : 0;
 }
 
-int wk_parse_quota(const char *text, size_t *ret_ns_len, uint64_t *ret_ram, uint64_t *ret_nvme)
+int wk_parse_nvme(const char *text, struct wk_nvme *ret)
 {
-    const char *eq = strchr(text, '='), *p = eq ? eq + 1 : text;
-    if (!eq || eq == text || !*p) return -EINVAL;
-    *ret_ns_len = (size_t)(eq - text);
-    *ret_ram = *ret_nvme = 0;
-    while (*p) {
-        const bool ram = strncmp(p, "ram:", 4) == 0;
-        if (!ram && strncmp(p, "nvme:", 5) != 0) return -EINVAL;
-        p += ram ? 4 : 5;
-        const size_t n = strcspn(p, ",");
-        if (parse_size_of(p, n, ram ? ret_ram : ret_nvme) < 0) return -EINVAL;
-        p += n + (p[n] == ',');
+    const char *end = text + strlen(text), *colon = strrchr(text, ':');
+    *ret = (struct wk_nvme){0};
+    if (colon && end > colon + 2 && strcmp(end - 2, "/d") == 0) {
+        const size_t n = (size_t)(end - 2 - (colon + 1));
+        if (parse_size_of(colon + 1, n, &ret->write_bytes_per_day) < 0) return -EINVAL;
+        end = colon;
+        colon = memrchr(text, ':', (size_t)(end - text));
     }
-    return 0;
+    if (colon && parse_size_of(colon + 1, (size_t)(end - colon - 1), &ret->bytes) < 0)
+        return -EINVAL;
+    ret->path_len = (size_t)((colon ? colon : end) - text);
+    return ret->path_len > 0 ? 0 : -EINVAL;
 }
 
-int wk_parse_ttl(const char *text, size_t *ret_ns_len, uint64_t *ret_ms)
+/* "ram:SIZE", "nvme:SIZE" or "ttl:DURATION". */
+static int parse_limit(char *field, struct wk_limits *ret)
 {
-    const char *eq = strchr(text, '=');
-    *ret_ns_len = eq ? (size_t)(eq - text) : 0;
-    return eq == text ? -EINVAL : opt_parse_duration_ms(eq ? eq + 1 : text, ret_ms);
+    char *value = strchr(field, ':');
+    uint64_t *bytes = NULL;
+
+    if (!value) return -EINVAL;
+    *value++ = '\0';
+    if (strcmp(field, "ttl") == 0) {
+        ret->has_ttl = true;
+        return opt_parse_duration_ms(value, &ret->ttl_ms);
+    }
+    if (strcmp(field, "ram") == 0) bytes = &ret->ram_bytes;
+    if (strcmp(field, "nvme") == 0) bytes = &ret->nvme_bytes;
+    return bytes ? parse_size_of(value, strlen(value), bytes) : -EINVAL;
+}
+
+int wk_parse_limits(const char *text, struct wk_limits *ret)
+{
+    char copy[256], *rest = copy, *field;
+    const size_t n = strcspn(text, "="), len = strlen(text) - n;
+    const bool all = n == 1 && text[0] == '*';
+
+    if (n == 0 || !text[n] || len > sizeof copy) return -EINVAL;
+    memcpy(copy, text + n + 1, len);
+    *ret = (struct wk_limits){.ns = text, .ns_len = all ? 0 : n};
+    while ((field = strsep(&rest, ",")) != NULL)
+        if (parse_limit(field, ret) < 0) return -EINVAL;
+    return all && (ret->ram_bytes || ret->nvme_bytes) ? -EINVAL : 0;
 }
 
 int wk_parse_kv_pages(const char *text, uint64_t *ret_bytes, uint64_t *ret_reserve)
@@ -64,28 +87,46 @@ int wk_parse_guard(const char *text, double *ret_share, double *ret_kl)
                                                                                           : 0;
 }
 
+int wk_parse_strategy(const char *text, bool *ret_always, enum pol_strategy *ret_strategy)
+{
+    static const char always[] = "always";
+    const size_t n = strlen(always);
+    const char *name = text;
+
+    *ret_always = strncmp(text, always, n) == 0;
+    *ret_strategy = POL_AUTO;
+    if (strcmp(text, *ret_always ? always : "auto") == 0) return 0;
+    if (*ret_always && text[n] != ':') return -EINVAL;
+    if (*ret_always) name += n + 1;
+    return pol_strategy_parse(name, ret_strategy) ? 0 : -EINVAL;
+}
+
+/* ---- as checks of the table ---- */
+
 /* A device has a size of its own. */
 static bool is_nvme(const char *text)
 {
-    const char *colon = strrchr(text, ':');
-    uint64_t bytes;
+    struct wk_nvme nvme;
     struct stat st;
-    if (!colon) return stat(text, &st) == 0 && S_ISBLK(st.st_mode);
-    return colon > text && opt_parse_size(colon + 1, &bytes) == 0 && bytes > 0;
+    char path[4096];
+
+    if (wk_parse_nvme(text, &nvme) < 0 || nvme.path_len >= sizeof path) return false;
+    memcpy(path, text, nvme.path_len);
+    path[nvme.path_len] = '\0';
+    return nvme.bytes > 0 || (stat(path, &st) == 0 && S_ISBLK(st.st_mode));
 }
 
-static bool is_quota(const char *text)
+static bool is_limits(const char *text)
 {
-    size_t n;
-    uint64_t ram, nvme;
-    return wk_parse_quota(text, &n, &ram, &nvme) == 0;
+    struct wk_limits limits;
+    return wk_parse_limits(text, &limits) == 0;
 }
 
-static bool is_ttl(const char *text)
+static bool is_strategy(const char *text)
 {
-    size_t n;
-    uint64_t ms;
-    return wk_parse_ttl(text, &n, &ms) == 0;
+    enum pol_strategy strategy;
+    bool always;
+    return wk_parse_strategy(text, &always, &strategy) == 0;
 }
 
 static bool is_kv_pages(const char *text)
@@ -104,8 +145,9 @@ static bool is_guard(const char *text)
 
 const struct opt_def wk_opts_table[] = {
     {"ram", OPT_SIZE, "1GiB", 1 << 20, 1e15, NULL, "Hard budget of the KV records kept in RAM."},
-    {"nvme", OPT_STR, NULL, 0, 0, "PATH:SIZE",
-     "File or device for records that RAM has no room for; hard budget. A device needs no size.",
+    {"nvme", OPT_STR, NULL, 0, 0, "PATH:SIZE[:SIZE/d]",
+     "File or device for records that RAM has no room for; hard budget. A device needs no size. "
+     "SIZE/d: bytes written a day; default: the size of the drive.",
      .check = is_nvme},
     {"redis", OPT_STR, NULL, 0, 0, NULL,
      "URL of a Redis shared by workers: redis://, rediss://, redis-cluster://, redis-sentinel://, "
@@ -115,38 +157,29 @@ const struct opt_def wk_opts_table[] = {
     {"codec", OPT_ENUM, "none", 0, 0, "none|q8",
      "What sinks to NVMe and Redis: q8 = 8 bits, half of f16; Redis is shared by workers that say "
      "the same."},
-    {"quota", OPT_STR, NULL, 0, 0, "NS=ram:SIZE,nvme:SIZE",
-     "Hard caps of a namespace's records; in a variable spaces separate several.",
-     .repeatable = true, .split = " ", .check = is_quota},
-    {"ttl", OPT_STR, NULL, 0, 0, "[NS=]DURATION",
-     "Life of records, or of a namespace's; none or 0 = for ever.", .repeatable = true,
-     .check = is_ttl},
-    {"nvme-write-budget", OPT_SIZE, "0", 0, 0, NULL,
-     "Bytes a day written to NVMe; 0 = the size of the drive."},
-    {"tier-wait", OPT_DURATION, "0", 0, 60000, NULL,
-     "Load from a slower tier even where computing is predicted to be faster, if it takes no "
-     "longer than this."},
+    {"namespace", OPT_STR, NULL, 0, 0, "NS=ram:SIZE,nvme:SIZE,ttl:DURATION",
+     "Hard caps of a namespace's records and how long they live (0: for ever), each or all of "
+     "them; NS *: the life of all records. In a variable spaces separate several.",
+     .repeatable = true, .split = " ", .check = is_limits},
     {"secret", OPT_STR, NULL, 0, 0, NULL,
      "Text mixed into all keys of records: workers share records only when it agrees. Better given "
-     "by a variable or --secret-file.",
+     "by a variable, or as file:PATH, which holds it.",
      .props = OPT_SECRET},
-    {"secret-file", OPT_STR, NULL, 0, 0, NULL, "File with that text."},
     {"access-log", OPT_STR, NULL, 0, 0, NULL,
-     "File for one JSON line a request: which records it used, for tools/hit-rates."},
+     "File for one JSON line a request: which records it used, for tools/hit-rates, and of each "
+     "prompt what was decided on, what was chosen and what came of it."},
     {"kv-pages", OPT_STR, "auto", 0, 0, "auto|SIZE[:RESERVE]",
      "KV memory of running requests; auto: eight full contexts, at most 2 GiB. With --device cuda "
      "of running requests and records together, auto: most of what the weights leave, RESERVE: "
      "kept for records whatever running requests need.",
      .check = is_kv_pages},
-    {"dtype", OPT_ENUM, "auto", 0, 0, "auto|f32|bf16",
-     "Arithmetic; auto never goes below the file's own precision."},
-    {"weights", OPT_ENUM, "auto", 0, 0, "auto|bf16|fp8|int8",
-     "Weights of the layers; auto: as the arithmetic. fp8 and int8 halve their memory, on a GPU."},
+    {"dtype", OPT_ENUM, "auto", 0, 0, "auto|f32|bf16|fp8|int8",
+     "Arithmetic; auto never goes below the file's own precision. fp8 and int8, on a GPU: bf16, "
+     "and weights of the layers in 8 bits, half of the memory."},
     {"kv-dtype", OPT_ENUM, "auto", 0, 0, "auto|f32|f16|bf16|q8",
      "Stored KV; auto: f32 for F32 files, else f16; q8: 8 bits, half of f16."},
     {"threads", OPT_INT, "0", 0, 4096, NULL, "Compute threads; 0 = all cores."},
     {"device", OPT_STR, "cpu", 0, 0, NULL, "What computes: cpu, cuda, or cuda:N for GPU number N."},
-    {"gemm", OPT_STR, "auto", 0, 0, NULL, "Force a GEMM candidate by name; auto measures."},
     {"ctx", OPT_INT, "0", 0, 1 << 24, NULL, "Context in tokens; 0 = the model's."},
     {"chat-template", OPT_STR, NULL, 0, 0, NULL, "Chat format by name instead of the file's."},
     {"served-model-name", OPT_STR, NULL, 0, 0, NULL,
@@ -159,8 +192,13 @@ const struct opt_def wk_opts_table[] = {
     {"profile", OPT_STR, NULL, 0, 0, NULL,
      "What kvblend-bench quality calibrate has written for the model; default: the one it left in "
      "the cache folder, else shares of the depth."},
-    {"strategy", OPT_ENUM, NULL, 0, 0, "qs|query|side|hkvd|sink|reuse|prefix|full",
-     "Strategy of mode auto and blend; default: the profile's."},
+    {"strategy", OPT_STR, "auto", 0, 0,
+     "auto|qs|query|side|hkvd|sink|reuse|prefix|full|always[:NAME]",
+     "Of modes auto and blend. auto: the controller chooses for each request by predicted time "
+     "what "
+     "is reused from where, strategy and ratio; a name: it keeps to this one and exact prefills; "
+     "always: this one (default: the profile's), at --ratio, whatever the time.",
+     .check = is_strategy},
     {"ratio", OPT_DOUBLE, NULL, 0, 1, NULL,
      "Share of reused tokens to recompute; default: the profile's."},
     {"guard", OPT_STR, "0.01", 0, 0, "SHARE[:KL]",
@@ -168,12 +206,6 @@ const struct opt_def wk_opts_table[] = {
      "and no reaction; and the mean KL(full || blend) in nats that it lets pass, by default twice "
      "the profile's loss, as a share of what plain reuse loses on the same prompts.",
      .check = is_guard},
-    {"controller", OPT_BOOL, "true", 0, 0, NULL,
-     "For each request choose what is reused from where, strategy and ratio by predicted time; "
-     "off: "
-     "--strategy and --ratio for all."},
-    {"decision-log", OPT_STR, NULL, 0, 0, NULL,
-     "File for one JSON line a prompt: snapshot, choice and what came of it."},
     {"presets", OPT_STR, NULL, 0, 0, NULL, "Folder of segment presets; default: built in."},
     {"sandbox", OPT_BOOL, "false", 0, 0, NULL,
      "Once the model is loaded give up all system calls that serving does not need, starting "

@@ -7,14 +7,29 @@
 #define WORKER_OPTS_TABLE_H
 
 #include "base/opt.h"
+#include "policy/strategy.h"
 
 extern const struct opt_def wk_opts_table[]; /* ended by {0} */
 
-/* The inner forms of some of its texts; 0 or -EINVAL. A namespace is the text's first bytes, 0: of
- * all; sizes that are not named are 0. */
-int wk_parse_quota(const char *text, size_t *ret_ns_len, uint64_t *ret_ram, uint64_t *ret_nvme);
-int wk_parse_ttl(const char *text, size_t *ret_ns_len, uint64_t *ret_ms);
-int wk_parse_kv_pages(const char *text, uint64_t *ret_bytes, uint64_t *ret_reserve);
+/* ---- the inner forms of some of its texts; 0 or -EINVAL ---- */
+struct
+    wk_nvme { /* "PATH:SIZE" (the last colon counts) or "PATH" of a device; ":SIZE/d" may follow */
+    size_t path_len;
+    uint64_t bytes;               /* 0: all of a device */
+    uint64_t write_bytes_per_day; /* 0: not said */
+};
+int wk_parse_nvme(const char *text, struct wk_nvme *ret);
+struct wk_limits {
+    const char *ns;
+    size_t ns_len;                  /* of what ns points to; 0: of all namespaces, ttl alone */
+    uint64_t ram_bytes, nvme_bytes; /* 0: not said */
+    uint64_t ttl_ms;                /* 0: for ever */
+    bool has_ttl;
+};
+int wk_parse_limits(const char *text, struct wk_limits *ret);
+int wk_parse_kv_pages(const char *text, uint64_t *ret_bytes, uint64_t *ret_reserve); /* 0: auto */
 int wk_parse_guard(const char *text, double *ret_share, double *ret_kl); /* kl 0: by the profile */
+/* *ret_strategy POL_AUTO: the profile's; always: without the controller. */
+int wk_parse_strategy(const char *text, bool *ret_always, enum pol_strategy *ret_strategy);
 
 #endif

@@ -4,6 +4,7 @@
 #include "tiers/nvme/nvme.h"
 #include "tiers/redis/redis.h"
 #include "tiers/store_admin.h"
+#include "worker/opts_table.h"
 #include "worker/reuse/namespaces.h"
 #include "worker/reuse/records.h"
 #include "worker/worker.h"
@@ -108,17 +109,14 @@ void wk_tiers_limits(struct worker *w)
 {
     const struct wk_tier_opts *t = &w->o.tiers;
 
-    for (size_t i = 0; i < t->n_quota; i++) {
-        const struct wk_quota *q = &t->quota[i];
-        wk_namespaces_note(w->namespaces, q->ns);
-        if (q->ram_bytes && store_set_quota(w->store, "ram", q->ns, q->ram_bytes) < 0)
+    for (size_t i = 0; i < t->n_limits; i++) {
+        const struct wk_limits *l = &t->limits[i];
+        wk_namespaces_note(w->namespaces, l->ns);
+        if (l->ram_bytes && store_set_quota(w->store, "ram", l->ns, l->ram_bytes) < 0)
             log_event(LOG_ERROR, "quota", "tier=ram state=refused");
-        if (q->nvme_bytes && store_set_quota(w->store, "nvme", q->ns, q->nvme_bytes) < 0)
+        if (l->nvme_bytes && store_set_quota(w->store, "nvme", l->ns, l->nvme_bytes) < 0)
             log_event(LOG_ERROR, "quota", "tier=nvme state=refused");
-    }
-    for (size_t i = 0; i < t->n_ttl; i++) {
-        wk_namespaces_note(w->namespaces, t->ttl[i].ns);
-        store_set_ttl(w->store, t->ttl[i].ns, t->ttl[i].ms);
+        if (l->has_ttl) store_set_ttl(w->store, l->ns, l->ttl_ms);
     }
 }
 

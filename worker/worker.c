@@ -18,6 +18,7 @@
 
 #include <event2/event.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
@@ -167,7 +168,7 @@ static int watch_process(struct worker *w)
         if (!w->process.signals[i] || event_add(w->process.signals[i], NULL) < 0) return -ENOMEM;
     }
     (void)signal(SIGPIPE, SIG_IGN);
-    if (!w->o.exit_on_stdin_eof) return 0;
+    if (!getenv("KVBLEND_EXIT_ON_STDIN_EOF")) return 0; /* the gateway says it to its own */
     (void)prctl(PR_SET_PDEATHSIG, SIGTERM);
     struct stat st;
     bool pipe_like =

@@ -8,9 +8,7 @@
 
 #include <string.h>
 
-enum { URL_BYTES_MAX = 8192, DB_MAX = 65535 };
-/* chosen: an expiry stays far below the server's limit of 2^63 ms since the epoch */
-static const uint64_t TTL_MAX_MS = 10ull * 365 * 86400 * 1000;
+enum { URL_BYTES_MAX = 8192 };
 
 static const struct scheme {
     const char *name;
@@ -27,6 +25,7 @@ static const struct scheme {
     {"redis+unix", REDIS_PLAIN, false, true},
 };
 
+enum { DB, TTL, CONNECTIONS, INSECURE, N_NUMBERS };
 struct text { /* a piece of the URL */
     const char *p;
     size_t len;
@@ -35,7 +34,8 @@ struct parser {
     struct redis_url *u;
     size_t i; /* of the URL under way */
     const struct scheme *scheme;
-    bool said_db, said_ttl, said_connections, said_insecure;
+    uint64_t number[N_NUMBERS];
+    bool said[N_NUMBERS];
     struct err *err;
 };
 
@@ -100,64 +100,61 @@ static int set_str(const struct parser *p, const char **at, const char *value, c
     return 0;
 }
 
-/* `said`: whether *at has been given before. */
-static int set_num(const struct parser *p, bool *said, uint64_t before, uint64_t value,
-                   const char *what)
+static int parse_number(const char *text, uint64_t *ret)
 {
-    if (*said && before != value)
-        return err_set(p->err, -EINVAL, "Redis URL %zu: another %s was given before", p->i + 1,
-                       what);
-    *said = true;
+    int64_t v;
+    if (opt_parse_int(text, &v) < 0 || v < 0) return -EINVAL;
+    *ret = (uint64_t)v;
     return 0;
 }
 
-static int set_db(struct parser *p, const char *value)
-{
-    int64_t v;
-    if (opt_parse_int(value, &v) < 0 || v < 0 || v > DB_MAX)
-        return refuse_url(p, "the database must be a number from 0 to 65535");
-    int r = set_num(p, &p->said_db, p->u->db, (uint64_t)v, "database");
-    if (r == 0) p->u->db = (unsigned)v;
-    return r;
-}
-
-static int set_ttl(struct parser *p, const char *value)
-{
-    uint64_t ms;
-    if (opt_parse_duration_ms(value, &ms) < 0 || ms > TTL_MAX_MS)
-        return refuse_url(p, "ttl must be a duration up to ten years, such as 36h");
-    int r = set_num(p, &p->said_ttl, p->u->ttl_ms, ms, "ttl");
-    if (r == 0) p->u->ttl_ms = ms;
-    return r;
-}
-
-static int set_connections(struct parser *p, const char *value)
-{
-    int64_t v;
-    if (opt_parse_int(value, &v) < 0 || v < 1 || v > REDIS_CONNECTIONS_MAX)
-        return refuse_url(p, "connections must be a number from 1 to 64");
-    int r =
-        set_num(p, &p->said_connections, p->u->connections, (uint64_t)v, "number of connections");
-    if (r == 0) p->u->connections = (unsigned)v;
-    return r;
-}
-
-static int set_insecure(struct parser *p, const char *value)
+static int parse_bool(const char *text, uint64_t *ret)
 {
     bool v;
-    if (opt_parse_bool(value, &v) < 0) return refuse_url(p, "insecure must be true or false");
-    int r = set_num(p, &p->said_insecure, p->u->insecure, v, "word on insecure");
-    if (r == 0) p->u->insecure = v;
-    return r;
+    if (opt_parse_bool(text, &v) < 0) return -EINVAL;
+    *ret = v;
+    return 0;
 }
 
-static int set_prefix(struct parser *p, const char *value)
+static const struct number {
+    const char *name, *what, *why;
+    int (*parse)(const char *text, uint64_t *ret);
+    uint64_t min, max;
+} numbers[N_NUMBERS] = {
+    [DB] = {"db", "database", "the database must be a number from 0 to 65535", parse_number, 0,
+            65535},
+    /* chosen: an expiry stays far below the server's limit of 2^63 ms since the epoch */
+    [TTL] = {"ttl", "ttl", "ttl must be a duration up to ten years, such as 36h",
+             opt_parse_duration_ms, 0, 10ull * 365 * 86400 * 1000},
+    [CONNECTIONS] = {"connections", "number of connections",
+                     "connections must be a number from 1 to 64", parse_number, 1,
+                     REDIS_CONNECTIONS_MAX},
+    [INSECURE] = {"insecure", "word on insecure", "insecure must be true or false", parse_bool, 0,
+                  1},
+};
+
+static int set_number(struct parser *p, size_t i, const char *value)
 {
-    if (strlen(value) >= REDIS_PREFIX_MAX || !is_printable(value))
-        return refuse_url(p, "the prefix must be up to 63 printable characters");
-    /* A hash tag would put every key into one slot. */
-    if (strpbrk(value, "{}")) return refuse_url(p, "the prefix must not contain braces");
-    return set_str(p, &p->u->prefix, value, "prefix");
+    const struct number *n = &numbers[i];
+    uint64_t v;
+    if (n->parse(value, &v) < 0 || v < n->min || v > n->max) return refuse_url(p, n->why);
+    if (p->said[i] && p->number[i] != v)
+        return err_set(p->err, -EINVAL, "Redis URL %zu: another %s was given before", p->i + 1,
+                       n->what);
+    p->said[i] = true;
+    p->number[i] = v;
+    return 0;
+}
+
+static bool is_prefix(const char *s) /* a hash tag would put every key into one slot */
+{
+    return strlen(s) < REDIS_PREFIX_MAX && is_printable(s) && !strpbrk(s, "{}");
+}
+
+static bool is_group(const char *s)
+{
+    const size_t n = strspn(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.");
+    return n > 0 && n < REDIS_PREFIX_MAX && !s[n];
 }
 
 static int set_parameter(struct parser *p, const char *name, const char *value)
@@ -167,39 +164,33 @@ static int set_parameter(struct parser *p, const char *name, const char *value)
         const char *name;
         const char **at;
         const char *what;
-        bool tls_only;
+        bool (*check)(const char *value); /* NULL: anything but "" */
+        const char *why;
     } strings[] = {
-        {"user", &u->user, "user", false},
-        {"password", &u->password, "password", false},
-        {"sentinel_user", &u->sentinel_user, "sentinel user", false},
-        {"sentinel_password", &u->sentinel_password, "sentinel password", false},
-        {"ca", &u->ca, "CA file", true},
-        {"cert", &u->cert, "certificate file", true},
-        {"key", &u->key, "key file", true},
+        {"user", &u->user, "user"},
+        {"password", &u->password, "password"},
+        {"sentinel_user", &u->sentinel_user, "sentinel user"},
+        {"sentinel_password", &u->sentinel_password, "sentinel password"},
+        {"ca", &u->ca, "CA file"},
+        {"cert", &u->cert, "certificate file"},
+        {"key", &u->key, "key file"},
+        {"prefix", &u->prefix, "prefix", is_prefix,
+         "the prefix must be up to 63 printable characters without braces"},
+        {"group", &u->group, "group", is_group,
+         "the group must be up to 63 letters, digits, '_', '-' or '.'"},
     };
-    const struct {
-        const char *name;
-        int (*set)(struct parser *p, const char *value);
-        bool tls_only;
-    } others[] = {
-        {"db", set_db, false},
-        {"ttl", set_ttl, false},
-        {"connections", set_connections, false},
-        {"prefix", set_prefix, false},
-        {"insecure", set_insecure, true},
-    };
-    const char *no_tls = "ca, cert, key and insecure need a TLS scheme such as rediss://";
+    const bool tls = strcmp(name, "ca") == 0 || strcmp(name, "cert") == 0 ||
+                     strcmp(name, "key") == 0 || strcmp(name, "insecure") == 0;
+    if (tls && !p->scheme->tls)
+        return refuse_url(p, "ca, cert, key and insecure need a TLS scheme such as rediss://");
     for (size_t i = 0; i < sizeof(strings) / sizeof(strings[0]); i++) {
         if (strcmp(name, strings[i].name) != 0) continue;
-        if (strings[i].tls_only && !p->scheme->tls) return refuse_url(p, no_tls);
-        if (!*value) return refuse_url(p, "a parameter without a value");
+        if (strings[i].check && !strings[i].check(value)) return refuse_url(p, strings[i].why);
+        if (!strings[i].check && !*value) return refuse_url(p, "a parameter without a value");
         return set_str(p, strings[i].at, value, strings[i].what);
     }
-    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
-        if (strcmp(name, others[i].name) != 0) continue;
-        if (others[i].tls_only && !p->scheme->tls) return refuse_url(p, no_tls);
-        return others[i].set(p, value);
-    }
+    for (size_t i = 0; i < N_NUMBERS; i++)
+        if (strcmp(name, numbers[i].name) == 0) return set_number(p, i, value);
     return refuse_url(p, "a parameter that is not known");
 }
 
@@ -333,7 +324,7 @@ static int parse_path(struct parser *p, struct text path)
                               "behind the sentinels the master's name is wanted, as in /mymaster");
         return set_str(p, &p->u->master, s, "master name");
     }
-    return *s ? set_db(p, s) : 0;
+    return *s ? set_number(p, DB, s) : 0;
 }
 
 static int parse_one(struct parser *p, const char *url)
@@ -402,7 +393,12 @@ int redis_url_parse(const char *const *urls, size_t n, struct redis_url *ret, st
         r = parse_one(&p, urls[p.i]);
     if (r == 0) {
         p.i = n - 1;
+        u->db = (unsigned)p.number[DB];
+        u->ttl_ms = p.number[TTL];
+        u->connections = (unsigned)p.number[CONNECTIONS];
+        u->insecure = p.number[INSECURE];
         r = check_all(&p);
+        if (!u->group) u->group = "default";
     }
     if (r == 0)
         *ret = *u;

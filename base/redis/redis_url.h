@@ -6,8 +6,8 @@
  *   unix:///path  redis+unix:///path                                   [user:password@] before it
  * Ports: 6379, sentinels 26379. IPv6 in brackets. %XX is decoded everywhere; of a password at least
  * `/ ? #` must be written so. Parameters: ca, cert, key (files), insecure (do not verify the
- * server), ttl (duration), prefix (of keys), connections (per server), db, user, password,
- * sentinel_user, sentinel_password. TLS parameters need a TLS scheme.
+ * server), ttl (duration), prefix (of keys), connections (per server), group (of a registry), db,
+ * user, password, sentinel_user, sentinel_password. TLS parameters need a TLS scheme.
  * Several URLs describe one installation: hosts add up, everything else must agree or be said once.
  * Several plain hosts are seeds of one cluster; whether they are one only the servers can say
  * (redis_topo_check()). Keys are never spread over unrelated servers by the client: a server more
@@ -54,6 +54,7 @@ struct redis_url {
     const char *master;          /* sentinel only, else NULL */
     const char *ca, *cert, *key; /* cert and key come together */
     const char *prefix;
+    const char *group;    /* whose workers a registry lists; never NULL */
     uint64_t ttl_ms;      /* 0: not said */
     unsigned connections; /* 0: not said */
     unsigned db;          /* 0 in a cluster */

@@ -11,14 +11,6 @@
 #define LEFT "left"
 enum { FORGET_S = 3600, KEY_BYTES = REDIS_PREFIX_MAX + REGISTRY_ADDRESS_BYTES + 128 };
 
-bool registry_group_ok(const char *group)
-{
-    size_t n = strlen(group);
-    for (const char *p = group; *p; p++)
-        if (!isalnum((unsigned char)*p) && !strchr("_-.", *p)) return false;
-    return n > 0 && n < 64;
-}
-
 int registry_address(const char *url, char ret[REGISTRY_ADDRESS_BYTES])
 {
     const char *p = strncmp(url, "http://", 7) == 0 ? url + 7 : url, *colon;
@@ -49,8 +41,8 @@ int registry_address(const char *url, char ret[REGISTRY_ADDRESS_BYTES])
 static void redis_key(const struct registry *g, const char *rest, const char *address,
                       char ret[KEY_BYTES])
 {
-    (void)snprintf(ret, KEY_BYTES, "%s{registry:%s}:%s%s", g->prefix ? g->prefix : DEFAULT_PREFIX,
-                   g->group, rest, address);
+    (void)snprintf(ret, KEY_BYTES, "%s{registry:%s}:%s%s",
+                   g->url->prefix ? g->url->prefix : DEFAULT_PREFIX, g->url->group, rest, address);
 }
 
 static int run_command(const struct registry *g, int argc, const char *const *argv, struct err *err)

@@ -22,16 +22,13 @@ enum {
     REGISTRY_ADDRESS_BYTES = 256,
 };
 
-/* Letters, digits, '_', '-' and '.', 1 to 63 of them. */
-bool registry_group_ok(const char *group);
 /* "http://HOST:PORT" or "HOST:PORT" → "HOST:PORT", as others can reach it: -EINVAL for what is no
  * address, or one of no certain host (0.0.0.0). */
 int registry_address(const char *url, char ret[REGISTRY_ADDRESS_BYTES]);
 
 struct registry { /* whose; borrowed */
     struct redis_sync *redis;
-    const char *prefix; /* redis_url.prefix */
-    const char *group;
+    const struct redis_url *url; /* its prefix and group */
 };
 int registry_put(const struct registry *g, const char *address, const char *record,
                  struct err *err);

@@ -17,7 +17,6 @@ struct gw_registry {
     struct http_loop *loop;
     void (*on_worker)(void *ctx, const char *address, bool here);
     void *ctx;
-    char *group;
     struct http_timer *timer; /* the next read; not set while one is under way */
     struct jobs *helper;
     struct registry_view view;
@@ -50,7 +49,7 @@ static void list_read(void *arg) /* loop */
     if (!r->told || ok != r->connected)
         log_event(ok ? LOG_NOTICE : LOG_WARN, "registry",
                   "state=%s workers=%zu group=%s error=\"%s\"", ok ? "connected" : "unreachable",
-                  r->view.n, r->group,
+                  r->view.n, r->url.group,
                   ok              ? ""
                   : r->err.msg[0] ? r->err.msg
                                   : err_name(r->result));
@@ -62,7 +61,7 @@ static void list_read(void *arg) /* loop */
 static void read_list(void *arg) /* helper thread */
 {
     struct gw_registry *r = arg;
-    struct registry g = {r->redis, r->url.prefix, r->group};
+    const struct registry g = {r->redis, &r->url};
     r->err = (struct err){0};
     r->result = registry_read(&g, &r->list, &r->err);
     while (http_loop_post(r->loop, list_read, r) == -EAGAIN && !r->ending)
@@ -75,11 +74,9 @@ static void on_read_timer(void *arg)
     if (jobs_submit(r->helper, read_list, r) < 0) http_timer_set(r->timer, RETRY_EVERY_MS);
 }
 
-static int open_redis(struct gw_registry *r, const char *url, const char *group, struct err *err)
+static int open_redis(struct gw_registry *r, const char *url, struct err *err)
 {
     struct err e = {0};
-    if (!registry_group_ok(group))
-        return err_set(err, -EINVAL, "registry.group: expected letters, digits, '_', '-' or '.'");
     int rc = redis_url_parse(&url, 1, &r->url, &e);
     if (rc == 0) rc = redis_sync_create(&r->url, TIMEOUT_MS, &r->redis, &e);
     return rc < 0 ? err_set(err, rc, "registry.url: %s", e.msg) : 0;
@@ -93,8 +90,7 @@ int gw_registry_create(struct http_loop *loop, const struct gw_registry_opts *o,
     r->loop = loop;
     r->on_worker = o->on_worker;
     r->ctx = o->ctx;
-    r->group = mem_strdup(o->group);
-    int rc = r->group ? open_redis(r, o->url, o->group, err) : -ENOMEM;
+    int rc = open_redis(r, o->url, err);
     if (rc == 0) rc = jobs_create(&(struct jobs_opts){1, 1, NULL}, &r->helper);
     if (rc == 0) rc = http_timer_create(loop, on_read_timer, r, &r->timer);
     if (rc < 0) {
@@ -114,6 +110,5 @@ void gw_registry_destroy(struct gw_registry *r)
     if (r->timer) http_timer_destroy(r->timer);
     redis_sync_destroy(r->redis);
     redis_url_fini(&r->url);
-    mem_free(r->group);
     mem_free(r);
 }

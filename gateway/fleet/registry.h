@@ -15,7 +15,7 @@ struct gw_registry;
 struct http_loop;
 
 struct gw_registry_opts {
-    const char *url, *group;
+    const char *url;
     void (*on_worker)(void *ctx, const char *address, bool here); /* address: HOST:PORT */
     void *ctx;
 };

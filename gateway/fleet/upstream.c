@@ -81,12 +81,6 @@ int gw_parse_address(const char *s, struct buf *out)
     return buf_add(out, s, len);
 }
 
-bool gw_secret_is_exposed(const char *path)
-{
-    struct stat st;
-    return stat(path, &st) == 0 && S_ISREG(st.st_mode) && (st.st_mode & (S_IRWXG | S_IRWXO));
-}
-
 /* ---- URL ---- */
 
 static int bad_url(const struct entry *e)
@@ -207,7 +201,7 @@ static int set_api_key(void *entry, struct arena *texts, const char *s)
 
 static int note_exposed(struct gw_upstream *u, const char *path)
 {
-    return gw_secret_is_exposed(path) ? set_text(u, &u->exposed, path) : 0;
+    return opt_file_exposed(path) ? set_text(u, &u->exposed, path) : 0;
 }
 
 static int set_key_file(void *entry, struct arena *texts, const char *path)

@@ -70,7 +70,5 @@ bool gw_upstream_opens(const struct gw_upstream *u, const char *path);
 
 /* "http://h:p", "h:p", "[::1]:p", "unix:/p" → the form base/net/http.h takes (buf), or -EINVAL. */
 int gw_parse_address(const char *s, struct buf *out);
-/* A regular file that others than its owner may read or write: no place for a secret. */
-bool gw_secret_is_exposed(const char *path);
 
 #endif

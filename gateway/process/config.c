@@ -43,7 +43,7 @@ static const struct opt_def gateway_defs[] = {
 
 static void read_STR(const struct opts *o, const char *name, const char **ret)
 {
-    *ret = opt_n(o, name) > 0 ? opt_str(o, name) : NULL;
+    *ret = opt_source(o, name) == OPT_UNSET ? NULL : opt_str(o, name);
 }
 
 #define read_ENUM read_STR
@@ -112,11 +112,6 @@ static void check_registry(const struct gw_config *c, struct buf *out)
 {
     struct redis_url u;
     struct err e = {0};
-    if (!registry_group_ok(c->registry_group))
-        (void)buf_addf(out,
-                       "registry.group: expected letters, digits, '_', '-' or '.', found "
-                       "\"%.60s\"\n",
-                       c->registry_group);
     const char *key = c->registry_api_key;
     if (key && (!*key || key[strcspn(key, " \t\r\n")]))
         (void)buf_adds(out, "registry.api_key: expected a key without spaces\n");
@@ -152,7 +147,7 @@ static void check_paths(const struct gw_config *c, struct buf *out)
 
 static void warn_exposed(struct buf *out, const char *where, const char *path)
 {
-    if (path && *path && gw_secret_is_exposed(path))
+    if (path && opt_file_exposed(path))
         (void)buf_addf(out,
                        "warning: %s: others than its owner may read or write %s; chmod 600 it\n",
                        where, path);
@@ -167,15 +162,18 @@ static void warn_of_files(struct buf *out, const char *list, const struct gw_ups
     }
 }
 
+static void warn_of_lines(const char *of, const char *lines, struct buf *out)
+{
+    for (const char *p = lines, *end; p && (end = strchr(p, '\n')); p = end + 1)
+        (void)buf_addf(out, "warning: %s%.*s\n", of, (int)(end - p), p);
+}
+
 static void warn_of_variables(const struct gw_config *c, const struct opt_args *from,
                               struct buf *out)
 {
     struct buf names = BUF_INIT;
     opts_unknown_env(c->opts, from, &names);
-    for (char *p = names.data, *end; p && p < names.data + names.len; p = end + 1) {
-        end = strchr(p, '\n');
-        (void)buf_addf(out, "warning: environment variable %.*s\n", (int)(end - p), p);
-    }
+    warn_of_lines("environment variable ", buf_cstr(&names), out);
     buf_fini(&names);
 }
 
@@ -201,7 +199,7 @@ static int check_whole(const struct gw_config *c, struct buf *out)
     if (r < 0) (void)buf_addf(out, "%s\n", err.msg[0] ? err.msg : "upstreams: out of memory");
     r = out->len > before ? -EINVAL : 0;
     warn_exposed(out, "keys.file", c->api_key_file);
-    warn_exposed(out, "worker.secret_file", opt_str(c->opts, "worker.secret_file"));
+    warn_of_lines("", opts_exposed(c->opts), out);
     warn_exposed(out, c->tls_key ? "tls.key" : "tls.cert", c->tls_key ? c->tls_key : c->tls_cert);
     warn_of_files(out, "upstreams", ups);
     warn_of_files(out, "workers", workers);
@@ -260,14 +258,16 @@ static char **worker_values(const struct gw_config *c, const struct opt_def *d, 
     return values;
 }
 
-/* "--NAME=VALUE" behind those in out; suffix: goes before the last ':' of the value. */
+/* "--NAME=VALUE" behind those in out; suffix: goes behind the path of PATH:SIZE. */
 static int add_worker_arg(struct arena *a, const char *name, const char *value, const char *suffix,
                           const char **out)
 {
     struct buf b = BUF_INIT;
-    const char *colon = *suffix ? strrchr(value, ':') : NULL;
-    const size_t n = colon ? (size_t)(colon - value) : strlen(value);
-    (void)buf_addf(&b, "--%s=%.*s%s%s", name, (int)n, value, colon ? suffix : "", value + n);
+    struct wk_nvme file = {0};
+    if (*suffix) (void)wk_parse_nvme(value, &file);
+    if (!file.bytes) suffix = ""; /* a device is whole */
+    (void)buf_addf(&b, "--%s=%.*s%s%s", name, (int)file.path_len, value, suffix,
+                   value + file.path_len);
     *out = buf_status(&b) < 0 ? NULL : arena_strndup(a, b.data, b.len);
     buf_fini(&b);
     return *out ? 1 : -ENOMEM;
@@ -303,7 +303,7 @@ int gw_config_worker_args(const struct gw_config *c, unsigned number, struct are
 
 int gw_config_worker_env(const struct gw_config *c)
 {
-    int r = 0;
+    int r = setenv("KVBLEND_EXIT_ON_STDIN_EOF", "1", 1) < 0 ? -ENOMEM : 0;
     for (const struct opt_def *d = wk_opts_table; d->name && r == 0; d++) {
         struct buf name = BUF_INIT, all = BUF_INIT;
         size_t n;

@@ -66,9 +66,8 @@ typedef uint32_t gw_conf_MS;
     X(INT, worker_count, "worker-count", "worker.count", "1", 1, 64, 0,                            \
       "own worker processes; each has its own --ram and --threads, and PATH.N of --nvme")          \
     X(STR, registry, "registry", "registry.url", NULL, 0, 0, OPT_SECRET,                           \
-      "URL of the Redis that workers of other hosts register in (their --advertise)")              \
-    X(STR, registry_group, "registry-group", "registry.group", "default", 0, 0, 0,                 \
-      "use the workers of this group")                                                             \
+      "URL of the Redis that workers of other hosts register in (their --advertise); ?group=NAME " \
+      "behind it: those of this group")                                                            \
     X(STR, registry_api_key, "registry-api-key", "registry.api_key", NULL, 0, 0, OPT_SECRET,       \
       "key that they ask for (their --api-key)")                                                   \
     X(LIST, api_keys, "api-key", "keys.list", NULL, 0, 0, OPT_LIVE | OPT_SECRET,                   \

@@ -168,9 +168,9 @@ static void process_ended(struct own_one *x, int status)
 static const char *const *make_args(struct gw_own *o, const struct gw_config *c,
                                     const char *address)
 {
-    enum { N_OWN = 6 };
-    const char *args[ARGS_MAX] = {buf_cstr(&o->bin), "--model", buf_cstr(&o->model),
-                                  "--listen",        address,   "--exit-on-stdin-eof"};
+    enum { N_OWN = 5 };
+    const char *args[ARGS_MAX] = {buf_cstr(&o->bin), "--model", buf_cstr(&o->model), "--listen",
+                                  address};
     int n = gw_config_worker_args(c, o->n, &o->args, args + N_OWN, ARGS_MAX - N_OWN - 1);
     const size_t bytes = (size_t)(N_OWN + (n < 0 ? 0 : n) + 1) * sizeof *args;
     const char **copy = n < 0 ? NULL : arena_alloc(&o->args, bytes);

@@ -303,7 +303,7 @@ static int start_fleet(struct gw_run *u, struct err *err)
                                      .on_stopped = stop_now,
                                      .ctx = u};
     if (r == 0 && (c->model || !others)) r = gw_own_create(&own, &server->own, err);
-    struct gw_registry_opts registry = {c->registry, c->registry_group, on_registered, u};
+    struct gw_registry_opts registry = {c->registry, on_registered, u};
     if (r == 0 && c->registry) r = gw_registry_create(loop, &registry, &u->registry, err);
     if (r == 0) gw_admit_share(&server->admit, gw_fleet_count(server->fleet) > 1);
     return r;

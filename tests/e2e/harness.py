@@ -90,7 +90,7 @@ def clean_env():
     """The environment without settings of kvblend: the caller's must not reach the programs. The
     controller is off unless a test is about it: what it decides depends on how fast the machine is."""
     return dict({k: v for k, v in os.environ.items() if not k.startswith("KVBLEND_")},
-                KVBLEND_WORKER_CONTROLLER="off")
+                KVBLEND_WORKER_STRATEGY="always")
 
 
 class Reply:
@@ -353,11 +353,11 @@ def proxy(upstreams, *args, ready=True, env=None, files=None):
 class TieredSite:
     """A gateway with its own worker, 16 MiB of RAM and an NVMe file of 64 MiB in a folder of its own."""
 
-    def __init__(self, *args):
+    def __init__(self, *args, **kw):
         self.dir = tempfile.mkdtemp(prefix="kvb-site-")
         self.file = self.dir + "/tier"
         try:
-            self.g = gateway("--ram", "16MiB", "--nvme", self.file + ":64MiB", *args)
+            self.g = gateway("--ram", "16MiB", "--nvme", self.file + ":64MiB", *args, **kw)
         except BaseException:
             shutil.rmtree(self.dir, ignore_errors=True)
             raise

@@ -15,7 +15,7 @@ class Site(TieredSite):
     """With kvblendctl pointed at it."""
 
     def __init__(self, *args):
-        super().__init__("--tier-wait", "4s", *args)
+        super().__init__(*args, env={"KVBLEND_TIER_WAIT": "4s"})
 
     def ctl(self, *args, status=0):
         r = subprocess.run([KVBLENDCTL, "--admin", self.g.admin, *args], capture_output=True,
@@ -46,7 +46,7 @@ class Site(TieredSite):
 
 
 def test_listing_and_figures():
-    with Site("--ttl", "1h") as s:
+    with Site("--namespace", "*=ttl:1h") as s:
         ids = s.build(range(4))
         assert s.json("flush") == {"flushed": True}
         both = s.json("tiers")["data"]

@@ -45,7 +45,7 @@ class Model:
 
 def worker(model, *args):
     return worker_listening(Program([WORKER, "--model", model, "--listen", "127.0.0.1:0", *ADMIN, "--dtype", "f32",
-                                     "--kv-dtype", "f32", "--gemm", "own-f32", "--threads", "2", *args]))
+                                     "--kv-dtype", "f32", "--threads", "2", *args], {"KVBLEND_GEMM": "own-f32"}))
 
 
 def ask(path, status=200, server=None, **body):

@@ -48,14 +48,14 @@ class Place:
         shutil.rmtree(self.dir, ignore_errors=True)
 
     def env(self, **more):
-        return dict({"XDG_CACHE_HOME": self.dir, "KVBLEND_WORKER_CONTROLLER": "on"}, **more)
+        return dict({"XDG_CACHE_HOME": self.dir, "KVBLEND_WORKER_STRATEGY": "auto", "KVBLEND_GEMM": "own-f32"}, **more)
 
     def costs(self):
         return glob.glob(self.dir + "/kvblend/cost-*.txt")
 
     def worker(self, *args, program=WORKER, **env):
-        return worker_listening(Program([program, "--model", tiny_model(), "--listen", "127.0.0.1:0", *ADMIN, "--gemm",
-                                         "own-f32", *args], self.env(**env)))
+        return worker_listening(Program([program, "--model", tiny_model(), "--listen", "127.0.0.1:0", *ADMIN, *args],
+                                        self.env(**env)))
 
     def priced(self):
         """Calibrated once, then as we say."""
@@ -108,14 +108,14 @@ def test_calibration_is_kept_and_a_foreign_one_is_not_believed():
                 assert source(p) == "measured", wrong
         with open(path) as f:
             assert f.readline() == text.split("\n")[0] + "\n"
-        with at.worker("--controller=off") as p:
+        with at.worker("--strategy=always") as p:
             assert "calibration" not in p.log()
             build(p)
             assert ask(p, question())["strategy"] == "qs"
 
 
 def test_from_ram_it_blends_and_keeps_to_what_was_asked():
-    with Place() as at, at.priced().worker("--decision-log", at.dir + "/log") as p:
+    with Place() as at, at.priced().worker("--access-log", at.dir + "/log") as p:
         assert source(p) == "cache"
         build(p)
         k = ask(p, question(), "first")
@@ -157,7 +157,7 @@ def test_from_ram_it_blends_and_keeps_to_what_was_asked():
         assert p.metric("kvblend_prediction_error_ratio_count") == 5
         p.stop()
         with open(at.dir + "/log") as f:
-            assert len([json.loads(line)["in"] for line in f]) == 5
+            assert [len(json.loads(line)["decisions"]) for line in f] == [1] * 5
 
 
 def test_each_prefill_corrects_the_price_of_computing():

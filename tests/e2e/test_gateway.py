@@ -537,7 +537,7 @@ def test_configuration_check():
         for name in names:
             with open(f"{d}/{name}", "w") as f:
                 f.write("sk-text\n")
-        args = [KVBLEND, "--check", "--api-key-file", f"{d}/keys", "--secret-file", f"{d}/secret", "--upstream",
+        args = [KVBLEND, "--check", "--api-key-file", f"{d}/keys", "--secret", f"file:{d}/secret", "--upstream",
                 f"http://127.0.0.1:1 api_key_file={d}/up"]
         for mode, n in ((0o600, 0), (0o400, 0), (0o640, 3), (0o604, 3), (0o620, 3)):
             for name in names:
@@ -566,7 +566,7 @@ def test_choices_are_the_workers():
     need(WORKER)
     shown = subprocess.run([WORKER, "--help"], capture_output=True, text=True, timeout=60).stdout
     listed = dict(re.findall(r"^  --([a-z-]+) ([a-z0-9]+(?:\\|[a-z0-9]+)+)", shown, re.M))
-    for name in ("strategy", "dtype", "kv-dtype", "weights", "policy", "codec"):
+    for name in ("strategy", "dtype", "kv-dtype", "policy", "codec"):
         for value in listed[name].split("|") + ["nonsense"]:
             r = subprocess.run([KVBLEND, "--check", f"--{name}={value}"], capture_output=True, text=True,
                                timeout=60, env=clean_env())

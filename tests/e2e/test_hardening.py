@@ -105,7 +105,7 @@ def test_a_sandboxed_worker_serves():
         want = ask(p, parts([0, 1, 2], mode="full"))
     with Folder() as d, Redis() as r:
         flags = ("--ram", "64MiB", "--nvme", d.nvme(), "--redis", r.url, "--sandbox",
-                 "--decision-log", d.path + "/decisions", "--access-log", d.path + "/access")
+                 "--access-log", d.path + "/access")
         with worker(*flags) as p:
             build(p, [0, 1, 2])
             written_behind(p)
@@ -129,7 +129,7 @@ def test_a_sandboxed_worker_serves():
 
 
 def test_a_gateways_worker_is_sandboxed():
-    with gateway("--sandbox", "on", "--controller", "off") as g:
+    with gateway("--sandbox", "on") as g:
         pid = g.admin_get("/admin/status")["workers"][0]["pid"]
         assert {s["Seccomp"] for s in status_of(pid)} == {"2"}
         assert {s["NoNewPrivs"] for s in status_of(g.proc.pid)} == {"1"}

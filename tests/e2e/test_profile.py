@@ -73,7 +73,7 @@ def test_a_file_decides_what_no_option_and_no_request_does():
             for part in (path, "by hand", "hkvd, 40.0 %", "R=0.1", "0.500", "0.250"):
                 assert part in said, (part, said)
             assert json.loads(ctl(g, "profile", "--json"))["profile"]["loss"] == 0.3
-        with gateway("--profile", path, "--ratio", "0.2", "--strategy", "sink") as g:
+        with gateway("--profile", path, "--ratio", "0.2", "--strategy", "always:sink") as g:
             until("the worker is ready", lambda: g.get("/ready").status == 200)
             r = blended(g)
             assert r["strategy"] == "sink" and r["ratio"] == 0.2, r

@@ -35,11 +35,11 @@ class Redis:
         shutil.rmtree(self.dir, ignore_errors=True)
 
 
-def registered(redis, *args):
+def registered(redis, *args, group=""):
     port = free_port()
     w = Program([WORKER, "--model", tiny_model(), "--listen", f"127.0.0.1:{port}", "--ram", "64MiB",
                  "--threads", "1", "--advertise", f"http://127.0.0.1:{port}", *args],
-                {"KVBLEND_WORKER_REGISTRY": redis.url})
+                {"KVBLEND_WORKER_REGISTRY": redis.url + group})
     w.port = port
     return w
 
@@ -60,7 +60,7 @@ def test_registry():
         with g:
             r = complete(g)
             assert r.status == 503 and r.error()["code"] == "model_loading", r.body
-            with registered(redis) as a, registered(redis, "--registry-group", "other") as c:
+            with registered(redis) as a, registered(redis, group="?group=other") as c:
                 at = f"127.0.0.1:{a.port}"
                 until("the worker is found", lambda: states(g).get(at) == "ready")
                 assert complete(g).status == 200

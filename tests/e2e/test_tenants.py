@@ -280,7 +280,7 @@ def test_quotas_name_keys():
         build(g, A, [document(0)])
         one = g.admin_get("/admin/chunks")["data"][0]["bytes"]
     quota = 2 * one + 4096
-    with tenants("--quota", f"acme=ram:{quota}", "--quota", f"beta/team=ram:{quota}") as g:
+    with tenants("--namespace", f"acme=ram:{quota}", "--namespace", f"beta/team=ram:{quota}") as g:
         sets = {}
         for name, key, kw in (("acme", A, {}), ("acme/team", A, {"namespace": "team"}), ("beta", B, {}),
                               ("beta/team", B, {"namespace": "team"})):

@@ -2,7 +2,7 @@
 """The worker on all its tiers: NVMe files, real Redis servers, restarts, faults, tenants.
 
 A tiny random model computes a token in microseconds, so that no tier is ever worth asking: the
-workers here get a --tier-wait, and say so with it.
+workers here are told by KVBLEND_TIER_WAIT to wait.
 """
 import json
 import os
@@ -33,8 +33,8 @@ def parts(order, question="What does the note say?", **kv):
 
 
 def worker(*args, env=None, ready=True):
-    p = Program([WORKER, "--model", tiny_model(), "--listen", "127.0.0.1:0", *ADMIN, "--tier-wait", "4s",
-                 *args], env)
+    p = Program([WORKER, "--model", tiny_model(), "--listen", "127.0.0.1:0", *ADMIN, *args],
+                dict({"KVBLEND_TIER_WAIT": "4s"}, **env or {}))
     try:
         port = until("the worker listens", lambda: p.proc.poll() is not None or re.search(
             r"listening .*port=(\d+)", p.log()))
@@ -250,7 +250,7 @@ def test_a_restart_keeps_what_was_built():
 
 
 def test_what_a_slow_tier_is_not_asked_for_is_built_again():
-    with Folder() as d, worker("--nvme", d.nvme(), "--tier-wait", "0") as p:
+    with Folder() as d, worker("--nvme", d.nvme(), env={"KVBLEND_TIER_WAIT": "0"}) as p:
         build(p, range(3))
         written_behind(p)
         reasons = set()
@@ -286,7 +286,7 @@ def test_a_small_or_full_file_fails_nobody():
 
 def test_bad_options_are_named():
     for args, said in ((["--nvme", "/x"], "--nvme"), (["--redis", "gopher://x"], "--redis"),
-                       (["--quota", "x"], "--quota"), (["--ttl", "x=y"], "--ttl"),
+                       (["--namespace", "x"], "--namespace"), (["--namespace", "x=ttl:y"], "--namespace"),
                        (["--policy", "mru"], "--policy"),
                        (["--access-log", "/nonexistent/x"], "--access-log"),
                        (["--nvme", "/nonexistent/x:64MiB"], "/nonexistent/x")):
@@ -325,7 +325,7 @@ def test_redis_that_stops_fails_no_request():
     with worker("--ram", "64MiB") as p:
         want = [ask(p, parts(o, mode="full")) for o in ORDERS]
     with Redis() as r, worker("--redis", r.url) as a, \
-            worker("--redis", r.url, "--tier-wait", "200ms") as p:
+            worker("--redis", r.url, env={"KVBLEND_TIER_WAIT": "200ms"}) as p:
         build(a, range(12))
         written_behind(a)
 
@@ -382,7 +382,7 @@ def test_namespaces_do_not_see_each_other():
 def test_quotas_are_hard():
     ram, one = small_ram()
     quota = 3 * one + 4096
-    with worker("--ram", "64MiB", "--quota", f"a=ram:{quota}") as p:
+    with worker("--ram", "64MiB", "--namespace", f"a=ram:{quota}") as p:
         ids = {}
         for ns in ("a", "b"):
             ids[ns] = [build(p, [i], **{"X-KVBlend-Namespace": ns})[0] for i in range(8)]
@@ -406,8 +406,8 @@ def test_secrets_are_on_no_command_line():
     with worker("--redis=redis://u:mellon@127.0.0.1:1", "--redis", "redis://u:mellon@127.0.0.1:2") as p:
         assert "mellon" not in shown(p.proc.pid) + p.log(), shown(p.proc.pid)
     with Folder() as d, gateway(
-            "--nvme", d.nvme(), "--tier-wait", "4s", "--redis", "redis://u:mellon@127.0.0.1:1,[::1]:1",
-            env={"KVBLEND_SECRET": secrets[0]}) as g:
+            "--nvme", d.nvme(), "--redis", "redis://u:mellon@127.0.0.1:1,[::1]:1",
+            env={"KVBLEND_SECRET": secrets[0], "KVBLEND_TIER_WAIT": "4s"}) as g:
         pid = g.admin_get("/admin/status")["workers"][0]["pid"]
         text = shown(pid) + g.log() + g.metrics()
         assert not any(x in text + shown(g.proc.pid) for x in secrets), text
@@ -445,6 +445,7 @@ def test_the_access_log_can_be_replayed():
         assert lines[0]["ns"] == "" and lines[1]["ns"] == "tenant"
         assert lines[1]["t"] >= lines[0]["t"] > 1.6e9
         assert {x["kind"] for x in lines[1]["records"]} == {"prefix"}
+        assert [d["out"]["strategy"] for x in lines for d in x["decisions"]] == ["reuse", "full"], lines
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@
 #include "base/assert.h"
 #include "base/clock.h"
 #include "base/mem.h"
-#include "base/opt.h"
 #include "tiers/nvme/nvme_int.h"
 
 #include <stdatomic.h>
@@ -520,24 +519,5 @@ int tier_nvme_create(const struct tier_nvme_opts *o, struct tier **ret, struct e
         return r;
     }
     *ret = &n->base;
-    return 0;
-}
-
-int tier_nvme_parse(const char *text, char *ret_path, size_t path_size, uint64_t *ret_bytes,
-                    struct err *err)
-{
-    const char *colon = strrchr(text, ':');
-    size_t len = colon ? (size_t)(colon - text) : strlen(text);
-    uint64_t bytes = 0;
-    if (colon && opt_parse_size(colon + 1, &bytes) < 0)
-        return err_set(err, -EINVAL, "nvme: \"%s\" is not a size (in \"%s\"; PATH:SIZE is wanted)",
-                       colon + 1, text);
-    if (colon && bytes == 0) return err_set(err, -EINVAL, "nvme: size 0 in \"%s\"", text);
-    if (len == 0) return err_set(err, -EINVAL, "nvme: no path in \"%s\"", text);
-    if (len >= path_size)
-        return err_set(err, -ERANGE, "nvme: the path of \"%s\" is too long", text);
-    memcpy(ret_path, text, len);
-    ret_path[len] = '\0';
-    *ret_bytes = bytes;
     return 0;
 }

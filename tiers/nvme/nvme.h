@@ -40,9 +40,5 @@ struct tier_nvme_opts {
     bool force_pool;            /* no io_uring */
 };
 int tier_nvme_create(const struct tier_nvme_opts *o, struct tier **ret, struct err *err);
-/* "PATH:SIZE" (the last colon counts) or "PATH" of a block device: path into `ret_path`, size into
- * `ret_bytes` (0 = all of a block device). */
-int tier_nvme_parse(const char *text, char *ret_path, size_t path_size, uint64_t *ret_bytes,
-                    struct err *err);
 
 #endif

@@ -7,6 +7,7 @@
 #include "tiers/nvme/nvme.h"
 #include "tiers/redis/redis.h"
 #include "tools/bench/proxy.h"
+#include "worker/opts_table.h"
 
 #include <hiredis/hiredis.h>
 #include <linux/magic.h>
@@ -36,14 +37,19 @@ void places_fini(struct places *p)
 static int open_nvme(struct places *p, struct tier_nvme_opts *o, struct tier **ret, struct err *err)
 {
     const bool given = opt_given(p->opts, "nvme");
+    const char *text = opt_str(p->opts, "nvme");
     char path[CHILD_PATH_MAX];
+    struct wk_nvme nvme = {0};
     struct tier_stat st;
     struct statfs fs;
     int r = 0;
     (void)snprintf(path, sizeof path, "kvblend-bench-%d.nvme", (int)getpid());
-    if (given)
-        r = tier_nvme_parse(opt_str(p->opts, "nvme"), path, sizeof path, &o->capacity_bytes, err);
+    if (given && (wk_parse_nvme(text, &nvme) < 0 || nvme.path_len >= sizeof path))
+        r = err_set(err, -EINVAL, "--nvme: expected PATH:SIZE, found \"%s\"", text);
+    else if (given)
+        (void)snprintf(path, sizeof path, "%.*s", (int)nvme.path_len, text);
     o->path = path;
+    o->capacity_bytes = given ? nvme.bytes : o->capacity_bytes;
     if (r == 0) r = tier_nvme_create(o, ret, err);
     if (!given) (void)unlink(path); /* it lives as long as the tier */
     if (r < 0) return r;

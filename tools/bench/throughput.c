@@ -198,8 +198,8 @@ static int wait_ready(struct thru *t, struct err *err)
 
 static int start_worker(struct thru *t, const char *model, struct err *err)
 {
-    static const char *const same[] = {"--device", "--dtype", "--ctx", "--threads",
-                                       "--ram",    "--gemm",  "--nvme"};
+    static const char *const same[] = {"--device",  "--dtype", "--ctx",
+                                       "--threads", "--ram",   "--nvme"};
     enum { N_SAME = sizeof same / sizeof *same, FIXED = 9 };
     char program[CHILD_PATH_MAX], log[CHILD_PATH_MAX + 8];
     const char *argv[FIXED + 2 * N_SAME + 1] = {program,    "--model",     model,
@@ -212,10 +212,13 @@ static int start_worker(struct thru *t, const char *model, struct err *err)
     (void)snprintf(t->address, sizeof t->address, "unix:%.200s/worker", t->dir);
     (void)snprintf(log, sizeof log, "%s/log", t->dir);
     for (size_t i = 0; i < N_SAME; i++) {
-        if (opt_n(t->opts, same[i] + 2) == 0) continue;
+        size_t n_given;
+        char **given = opt_list(t->opts, same[i] + 2, &n_given);
+        if (n_given == 0) continue;
         argv[n++] = same[i];
-        argv[n++] = opt_str_at(t->opts, same[i] + 2, 0);
+        argv[n++] = given[0];
     }
+    (void)setenv("KVBLEND_GEMM", opt_str(t->opts, "gemm"), 1);
     const struct child_opts with = {.out_fd = open(log, O_WRONLY | O_CREAT | O_CLOEXEC, 0600)};
     if (with.out_fd < 0) return err_set(err, -errno, "%s: %s", log, strerror(errno));
     t->pid = child_start((char *const *)argv, &with);

@@ -289,21 +289,17 @@ static int only_known(const json_t *o, struct api_err *e)
 
     json_object_foreach((json_t *)o, name, v)
     {
-        size_t best = N, best_d = strlen(name) / 2 + 1;
-        bool found = false;
-        for (size_t i = 0; i < N; i++) {
-            size_t d = opt_distance(name, known[i]);
-            found |= strcmp(name, known[i]) == 0;
-            if (d < best_d) best = i, best_d = d;
-        }
-        if (found) continue;
+        size_t best = strlen(name) / 2 + 1;
+        const char *near = NULL;
+        for (size_t i = 0; i < N; i++)
+            if (opt_is_nearer(name, known[i], &best)) near = known[i];
+        if (near && strcmp(name, near) == 0) continue;
         char param[64], hint[64] = "";
         (void)snprintf(param, sizeof param, "kvblend.%.40s", name);
         const char *gone = opt_removed(param, NULL);
         if (gone && json_is_null(v)) continue; /* as good as not said */
         if (gone) return removed(e, param, NULL, gone);
-        if (best < N)
-            (void)snprintf(hint, sizeof hint, "; did you mean 'kvblend.%s'?", known[best]);
+        if (near) (void)snprintf(hint, sizeof hint, "; did you mean 'kvblend.%s'?", near);
         return api_err_set(e, API_UNKNOWN_PARAMETER, param, "Unknown parameter: '%s'%s", param,
                            hint[0] ? hint : ".");
     }

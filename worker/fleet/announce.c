@@ -34,7 +34,7 @@ static void put_record(void *arg)
                   err.msg[0] ? err.msg : err_name(rc));
     if (rc >= 0 && a->was != 0)
         log_event(LOG_NOTICE, "registry", "state=registered address=%s group=%s", a->address,
-                  a->registry.group);
+                  a->registry.url->group);
     a->was = rc < 0 ? -1 : 0;
     atomic_store(&a->next_ns, clock_ns() + (rc < 0 ? RETRY_MS : REGISTRY_REFRESH_MS) * 1000000ull);
 }
@@ -48,7 +48,7 @@ static void leave_registry(void *arg)
     log_event(LOG_NOTICE, "registry", "state=left error=\"%s\"", rc < 0 ? err_name(rc) : "");
 }
 
-static int make_record(const struct worker *w, char **ret)
+static int make_record(const struct worker *w, const struct redis_url *registry, char **ret)
 {
     struct buf b = BUF_INIT;
     buf_adds(&b, "{\"v\":1,\"address\":");
@@ -57,7 +57,7 @@ static int make_record(const struct worker *w, char **ret)
     buf_adds(&b, ",\"model\":");
     buf_add_json_str(&b, w->model_name, strlen(w->model_name));
     buf_addf(&b, ",\"group\":\"%s\",\"version\":\"%s\",\"capacity\":%u,\"epoch\":\"%llx\"}",
-             w->o.registry_group, KV_VERSION, w->o.max_running, (unsigned long long)w->fleet.epoch);
+             registry->group, KV_VERSION, w->o.max_running, (unsigned long long)w->fleet.epoch);
     *ret = buf_status(&b) < 0 ? NULL : buf_take(&b, NULL);
     buf_fini(&b);
     return *ret ? 0 : -ENOMEM;
@@ -74,10 +74,10 @@ int wk_announce_start(struct worker *w)
     a = mem_zalloc(sizeof *a);
     if (!a) return -ENOMEM;
     a->address = w->o.advertise;
-    a->registry = (struct registry){.prefix = url->prefix, .group = w->o.registry_group};
+    a->registry.url = url;
     a->was = 1;
     w->fleet.announce = a;
-    rc = make_record(w, &a->record);
+    rc = make_record(w, url, &a->record);
     if (rc >= 0) rc = redis_sync_create(url, TIMEOUT_MS, &a->registry.redis, &err);
     if (rc >= 0) rc = jobs_create(&(struct jobs_opts){1, 2}, &a->helper);
     if (rc < 0)

@@ -16,6 +16,7 @@ enum { WK_LIVE_MAX = 4096 }; /* requests in any stage, before the engine's own q
 static void gen_free(struct gen *g)
 {
     wk_unpost(g->w, &g->msg);
+    gen_log(g);
     for (size_t i = 0; i < g->n_prompt; i++) {
         struct gen_prompt *p = &g->prompt[i];
         for (unsigned k = 0; p->choice && k < g->req.n; k++) {

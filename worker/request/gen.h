@@ -95,6 +95,7 @@ struct gen_hits { /* records that were used, by tier */
 void gen_hits(const struct gen *g, struct gen_hits *ret);
 void gen_put_report(struct gen *g, bool explain, struct buf *out); /* `,"kvblend":{…}` */
 void gen_usage(struct gen *g, struct api_usage *ret);
-void gen_count(struct gen *g); /* log and metrics, once; also of what was cut short */
+void gen_count(struct gen *g);     /* metrics, once; also of what was cut short */
+void gen_log(const struct gen *g); /* the access log's line, once the engine is done with it */
 
 #endif

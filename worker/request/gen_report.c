@@ -156,34 +156,35 @@ static void put_record(struct buf *b, const char *kind, const struct tier_key *k
              (unsigned long long)bytes, l->tier && l->status >= 0 ? l->tier : "none");
 }
 
-static bool has_started(struct gen *g, const struct gen_prompt *p)
+static void put_records(struct buf *b, const struct gen *g, const struct wk_prompt *p)
 {
-    pthread_mutex_lock(&g->m);
-    bool yes = p->started;
-    pthread_mutex_unlock(&g->m);
-    return yes;
+    for (size_t i = 0; i < p->n_block; i++)
+        put_record(b, "prefix", &p->block[i], WK_BLOCK_TOKENS,
+                   rec_bytes(&g->w->ident, WK_BLOCK_TOKENS), &p->block_lookup[i]);
+    for (size_t i = 0; i < p->n_cut; i++)
+        put_record(b, "chunk", &p->cut[i].key, p->cut[i].n, rec_bytes(&g->w->ident, p->cut[i].n),
+                   &p->cut[i].lookup);
 }
 
-/* The lookups of a prompt that has started no longer change. */
-static void log_records(struct gen *g)
+void gen_log(const struct gen *g)
 {
     struct buf b = BUF_INIT;
     bool any = false;
 
-    if (!g->w->kvlog) return;
+    if (!g->w->kvlog || g->n_prompt == 0) return;
     buf_addf(&b, "{\"t\":%.3f,\"ns\":", clock_wall_s());
     buf_add_json_str(&b, g->req.kv.ns, strlen(g->req.kv.ns));
     buf_adds(&b, ",\"records\":[");
+    for (size_t i = 0; i < g->n_prompt; i++)
+        if (g->prompt[i].started) put_records(&b, g, &g->prompt[i].p);
+    buf_adds(&b, "],\"decisions\":[");
     for (size_t i = 0; i < g->n_prompt; i++) {
-        const struct gen_prompt *p = &g->prompt[i];
-        if (!has_started(g, p)) continue;
-        for (size_t k = 0; k < p->p.n_block; k++)
-            put_record(&b, "prefix", &p->p.block[k], WK_BLOCK_TOKENS,
-                       rec_bytes(&g->w->ident, WK_BLOCK_TOKENS), &p->p.block_lookup[k]);
-        for (size_t k = 0; k < p->p.n_cut; k++)
-            put_record(&b, "chunk", &p->p.cut[k].key, p->p.cut[k].n,
-                       rec_bytes(&g->w->ident, p->p.cut[k].n), &p->p.cut[k].lookup);
-        any |= p->p.n_block + p->p.n_cut > 0;
+        const struct ctl_decision *d = g->prompt[i].p.decision;
+        json_t *o = d ? ctl_decision_json(d, false) : NULL;
+        if (any && d) buf_addc(&b, ',');
+        if (d && ctl_json_put(o, 17, &b) < 0) buf_adds(&b, "null");
+        any |= d != NULL;
+        json_decref(o);
     }
     buf_adds(&b, "]}\n");
     if (any && buf_status(&b) == 0) wk_kvlog_put(g->w->kvlog, &b);
@@ -201,7 +202,6 @@ void gen_count(struct gen *g)
     double queue_ms = g->prompt[0].started ? g->prompt[0].ms.queue : -1;
     pthread_mutex_unlock(&g->m);
     g->tokens_counted = true;
-    log_records(g);
     wk_metric_add(WK_GENERATED, (double)u.completion);
     if (!g->call) return;
     g->call->n_completion = u.completion;

@@ -11,7 +11,6 @@
 #include "tiers/store_admin.h"
 #include "tiers/store_write.h"
 #include "worker/admin/metrics.h"
-#include "worker/kvlog.h"
 #include "worker/quality/guard.h"
 #include "worker/reuse/calib.h"
 #include "worker/reuse/records.h"
@@ -32,7 +31,6 @@
 struct wk_decider {
     bool on;
     double loss;
-    struct wk_kvlog *log;
     pthread_mutex_t m; /* guards what follows; stands alone */
     struct pol_cost cost;
     double busy_share; /* how much longer a prefill takes while others are decoded */
@@ -66,17 +64,12 @@ static int calibrate(struct worker *w, struct wk_decider *k)
 int wk_decider_open(struct worker *w, struct err *err)
 {
     struct wk_decider *k = mem_zalloc(sizeof *k);
-    int rc;
 
     if (!k) return err_set(err, -ENOMEM, "out of memory");
     pthread_mutex_init(&k->m, NULL);
     k->busy_share = BUSY_SHARE_FIRST;
     k->loss = w->profile.loss;
     w->reuse.decider = k;
-    if (w->o.decision_log) {
-        rc = wk_kvlog_open(w->o.decision_log, "--decision-log", &k->log, err);
-        if (rc < 0) return rc;
-    }
     k->on = w->o.controller && calibrate(w, k) == 0; /* without it the rules decide */
     return 0;
 }
@@ -88,7 +81,6 @@ void wk_decider_close(struct worker *w)
     if (!k) return;
     for (size_t i = 0; i < WK_DECISIONS_KEPT; i++)
         ctl_decision_free(k->kept[i]);
-    wk_kvlog_close(k->log);
     pthread_mutex_destroy(&k->m);
     mem_free(k);
     w->reuse.decider = NULL;
@@ -243,13 +235,6 @@ static void keep(struct wk_decider *k, const struct ctl_decision *d)
     struct ctl_decision *mine = ctl_decision_copy(d), *old;
 
     if (!mine) return;
-    if (k->log) {
-        json_t *o = ctl_decision_json(d, false);
-        struct buf b = BUF_INIT;
-        if (ctl_json_put(o, 17, &b) == 0 && buf_addc(&b, '\n') == 0) wk_kvlog_put(k->log, &b);
-        buf_fini(&b);
-        json_decref(o);
-    }
     pthread_mutex_lock(&k->m);
     old = k->kept[k->next];
     k->kept[k->next] = mine;

@@ -5,6 +5,20 @@
 #include "base/opt_removed.h"
 #include "tests/test.h"
 
+static size_t n_of(const struct opts *o, const char *name)
+{
+    size_t n;
+    (void)opt_list(o, name, &n);
+    return n;
+}
+
+static const char *text_of(const struct opts *o, const char *name, size_t i)
+{
+    size_t n;
+    char **texts = opt_list(o, name, &n);
+    return i < n ? texts[i] : "";
+}
+
 static bool starts_with_a(const char *text)
 {
     return text[0] == 'a';
@@ -98,7 +112,7 @@ TEST(defaults)
     ASSERT_TRUE(opt_bool(o, "reuse"));
     ASSERT_STREQ(opt_str(o, "dtype"), "auto");
     ASSERT_EQ(opt_duration_ms(o, "timeout"), 10000);
-    ASSERT_EQ(opt_n(o, "key"), 0);
+    ASSERT_EQ(n_of(o, "key"), 0);
     ASSERT_STREQ(opt_str(o, "hidden"), "");
     ASSERT_EQ(opt_source(o, "hidden"), OPT_UNSET);
     ASSERT_TRUE(!opt_given(o, "listen"));
@@ -125,8 +139,8 @@ TEST(precedence)
     ASSERT_NEAR(opt_double(o, "ratio"), 0.5, 0);
     ASSERT_TRUE(!opt_bool(o, "reuse") && !opt_bool(o, "once"));
     ASSERT_STREQ(opt_str(o, "dtype"), "bf16");
-    ASSERT_EQ(opt_n(o, "key"), 3);
-    ASSERT_STREQ(opt_str_at(o, "key", 1), "e2");
+    ASSERT_EQ(n_of(o, "key"), 3);
+    ASSERT_STREQ(text_of(o, "key", 1), "e2");
     ASSERT_EQ(opt_source(o, "threads"), OPT_FILE);
     ASSERT_EQ(opt_source(o, "key"), OPT_ENV);
     opts_destroy(o);
@@ -142,10 +156,10 @@ TEST(flag_forms)
     ASSERT_EQ(opt_size(o, "cache.ram"), 65536);
     ASSERT_EQ(opt_int(o, "threads"), 5);
     ASSERT_TRUE(!opt_bool(o, "reuse") && opt_bool(o, "once"));
-    ASSERT_EQ(opt_n(o, "key"), 2);
+    ASSERT_EQ(n_of(o, "key"), 2);
     ASSERT_STREQ(opt_str(o, "file"), "a.gguf");
-    ASSERT_EQ(opt_n(o, "more"), 2);
-    ASSERT_STREQ(opt_str_at(o, "more", 1), "--c");
+    ASSERT_EQ(n_of(o, "more"), 2);
+    ASSERT_STREQ(text_of(o, "more", 1), "--c");
     ASSERT_EQ(read_all(o, "--nonsense --help", NULL), 1);
     ASSERT_EQ(read_all(o, "-h", NULL), 1);
     opts_destroy(o);
@@ -190,9 +204,9 @@ TEST(lists_in_variables)
     char *env[] = {"T_KEY=,a,,b,", "T_ENTRY=u n=\"a;b\";v", NULL};
     struct opts *o = fresh();
     ASSERT_OK(read_all(o, "", env));
-    ASSERT_EQ(opt_n(o, "key"), 2);
-    ASSERT_EQ(opt_n(o, "entry"), 2);
-    ASSERT_STREQ(opt_str_at(o, "entry", 0), "u n=\"a;b\"");
+    ASSERT_EQ(n_of(o, "key"), 2);
+    ASSERT_EQ(n_of(o, "entry"), 2);
+    ASSERT_STREQ(text_of(o, "entry", 0), "u n=\"a;b\"");
     opts_destroy(o);
 }
 

@@ -7,6 +7,20 @@
 #include <time.h>
 #include <unistd.h>
 
+static size_t n_of(const struct opts *o, const char *name)
+{
+    size_t n;
+    (void)opt_list(o, name, &n);
+    return n;
+}
+
+static const char *text_of(const struct opts *o, const char *name, size_t i)
+{
+    size_t n;
+    char **texts = opt_list(o, name, &n);
+    return i < n ? texts[i] : "";
+}
+
 static struct buf problems;
 
 static int load(struct gw_config **c, char *const *envp, const char *flag, const char *value)
@@ -82,10 +96,16 @@ TEST(problems_name_line_key_and_expectation)
 {
     expect_problem("\nlistn: x\n", ":2: listn: unknown key; expected one like \"listen\"");
     expect_problem("worker:\n  ram: lots\n", ":2: worker.ram: expected a size");
-    expect_problem("worker:\n  nvme: /x\n", ":2: worker.nvme: expected PATH:SIZE, found \"/x\"");
-    expect_problem("worker:\n  ttl: [1h, acme]\n", ":2: worker.ttl: expected [NS=]DURATION, found");
-    expect_problem("worker: {quota: [a=disk:1]}\n", ":1: worker.quota: expected NS=ram:SIZE");
-    expect_problem("worker:\n  dtype: f64\n", "expected auto|f32|bf16, found \"f64\"");
+    expect_problem("worker:\n  nvme: /x\n",
+                   ":2: worker.nvme: expected PATH:SIZE[:SIZE/d], found \"/x\"");
+    expect_problem("worker:\n  namespace: [a=ttl:1h, b]\n",
+                   ":2: worker.namespace: expected NS=ram");
+    expect_problem("worker: {namespace: [a=disk:1]}\n",
+                   ":1: worker.namespace: expected NS=ram:SIZE");
+    expect_problem("worker: {ttl: 1h}\n", ":1: worker.ttl: was removed; namespace says it");
+    expect_problem("worker: {secret: \"file:/nonexistent\"}\n",
+                   ":1: worker.secret: \"/nonexistent\" ");
+    expect_problem("worker:\n  dtype: f64\n", "expected auto|f32|bf16|fp8|int8, found \"f64\"");
     expect_problem("worker:\n  ratio: 1.5\n", "worker.ratio: expected a value from 0 to 1");
     expect_problem("limits: {max_inflight: 65537}\n", "expected a value from 0 to 65536");
     expect_problem("limits: 3\n", "limits: expected a section of keys");
@@ -170,16 +190,11 @@ TEST(what_the_worker_would_refuse)
 TEST(variables_that_nobody_reads)
 {
     struct gw_config *c;
-    char *env[] = {"KVBLEND_RATOI=0.2",
-                   "KVBLEND_PORT=1",
-                   "KVBLEND_WORKER_DEVICE=cpu",
-                   "KVBLEND_ADMIN=unix:/x",
-                   "KVBLEND_TTL=1h",
-                   "KVBLEND_MY_TOKEN=x",
-                   "KVBLEND_OTHER_TOKEN=y",
-                   "OTHER_RATOI=1",
-                   "KVBLEND_CHECK=1",
-                   NULL};
+    char *env[] = {"KVBLEND_RATOI=0.2",         "KVBLEND_PORT=1",
+                   "KVBLEND_WORKER_DEVICE=cpu", "KVBLEND_ADMIN=unix:/x",
+                   "KVBLEND_ORDER=fifo",        "KVBLEND_MY_TOKEN=x",
+                   "KVBLEND_OTHER_TOKEN=y",     "OTHER_RATOI=1",
+                   "KVBLEND_CHECK=1",           NULL};
     (void)setenv("KVBLEND_MY_TOKEN", "x", 1);
     const char *path = file_with("keys:\n  list: [\"${KVBLEND_MY_TOKEN}\"]\n");
     char config[80];
@@ -346,24 +361,28 @@ TEST(addresses)
 TEST(tiers_of_the_worker)
 {
     struct gw_config *c;
-    char *env[] = {"KVBLEND_SECRET=s3cret", "KVBLEND_TTL=12h", NULL};
+    char *env[] = {"KVBLEND_SECRET=s3cret", "KVBLEND_ORDER=fifo", NULL};
     const char *args[80];
     struct arena a;
     arena_init(&a);
     ASSERT_OK(unsetenv("KVBLEND_WORKER_SECRET"));
     char *argv[] = {"kvblend",
                     "--nvme=/x:1GiB",
-                    "--quota=a=ram:1MiB,nvme:2MiB",
-                    "--quota=b=ram:1MiB",
+                    "--namespace=a=ram:1MiB,nvme:2MiB",
+                    "--namespace=b=ram:1MiB",
                     "--worker-access-log=/log",
                     "--redis=redis://:pw@h1,h2:7",
                     "--redis=redis://h3",
                     "--policy=arc",
                     NULL};
     ASSERT_OK(gw_config_load(8, argv, env, &c, &problems));
-    static const char *const want[] = {
-        "--log-level=info",   "--nvme=/x:1GiB", "--policy=arc",     "--quota=a=ram:1MiB,nvme:2MiB",
-        "--quota=b=ram:1MiB", "--ttl=12h",      "--access-log=/log"};
+    static const char *const want[] = {"--log-level=info",
+                                       "--nvme=/x:1GiB",
+                                       "--policy=arc",
+                                       "--namespace=a=ram:1MiB,nvme:2MiB",
+                                       "--namespace=b=ram:1MiB",
+                                       "--access-log=/log",
+                                       "--order=fifo"};
     const int n = sizeof want / sizeof want[0];
     ASSERT_EQ(gw_config_worker_args(c, 0, &a, args, 80), n);
     for (int i = 0; i < n; i++)
@@ -374,15 +393,13 @@ TEST(tiers_of_the_worker)
     ASSERT_STREQ(getenv("KVBLEND_WORKER_SECRET"), "s3cret");
     ASSERT_STREQ(getenv("KVBLEND_WORKER_REDIS"), "redis://:pw@h1,h2:7 redis://h3");
     gw_config_free(c);
-    char *lists[] = {"KVBLEND_QUOTA=a=ram:1MiB,nvme:2MiB b=ram:1MiB", "KVBLEND_TTL=3h,a=1h,b=2h",
-                     NULL};
+    char *lists[] = {"KVBLEND_NAMESPACE=a=ram:1MiB,nvme:2MiB b=ttl:1h", NULL};
     ASSERT_OK(load(&c, lists, NULL, NULL));
-    ASSERT_EQ(opt_n(c->opts, "worker.quota"), 2);
-    ASSERT_STREQ(opt_str_at(c->opts, "worker.quota", 0), "a=ram:1MiB,nvme:2MiB");
-    ASSERT_EQ(opt_n(c->opts, "worker.ttl"), 3);
+    ASSERT_EQ(n_of(c->opts, "worker.namespace"), 2);
+    ASSERT_STREQ(text_of(c->opts, "worker.namespace", 0), "a=ram:1MiB,nvme:2MiB");
     gw_config_free(c);
     static const char *const bad[][2] = {
-        {"--ttl", "soon"}, {"--policy", "fifo"}, {"--nvme-write-budget", "lots"}};
+        {"--namespace", "a=ttl:soon"}, {"--policy", "fifo"}, {"--nvme", "/x:1G:lots/d"}};
     for (size_t i = 0; i < 3; i++) {
         char *none[] = {NULL};
         buf_clear(&problems);
@@ -392,17 +409,17 @@ TEST(tiers_of_the_worker)
     buf_fini(&problems);
 }
 
-/* Its boolean options take no word of their own: "--controller off" kept it from starting. */
+/* Its boolean options take no word of their own: "--sandbox on" would keep it from starting. */
 TEST(switches_of_the_worker_are_one_word)
 {
     struct gw_config *c;
-    char *env[] = {"KVBLEND_CONTROLLER=off", NULL};
+    char *env[] = {"KVBLEND_STRATEGY=always", NULL};
     const char *args[80];
     struct arena a;
     arena_init(&a);
     ASSERT_OK(load(&c, env, "--sandbox", "on"));
     ASSERT_EQ(gw_config_worker_args(c, 0, &a, args, 80), 3);
-    ASSERT_STREQ(args[1], "--controller=off");
+    ASSERT_STREQ(args[1], "--strategy=always");
     ASSERT_STREQ(args[2], "--sandbox=on");
     arena_fini(&a);
     gw_config_free(c);

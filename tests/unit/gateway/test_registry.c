@@ -26,12 +26,13 @@ static void world_start(struct world *w, const struct redis_server *s)
     struct err err = {0};
     const char *url = w->text;
     memset(w, 0, sizeof *w);
-    struct gw_registry_opts o = {w->text, "g1", on_worker, w};
+    struct gw_registry_opts o = {w->text, on_worker, w};
     redis_server_url(s, w->text);
+    (void)strcat(w->text, strchr(w->text, '?') ? "&group=g1" : "?group=g1");
     ASSERT_OK(http_loop_create(&w->loop));
     ASSERT_OK(redis_url_parse(&url, 1, &w->url, &err));
     ASSERT_OK(redis_sync_create(&w->url, 1500, &w->worker.redis, &err));
-    w->worker.group = "g1";
+    w->worker.url = &w->url;
     ASSERT_OK(gw_registry_create(w->loop, &o, &w->r, &err));
 }
 
@@ -66,8 +67,8 @@ TEST(bad_settings)
     struct http_loop *l;
     struct err err = {0};
     ASSERT_OK(http_loop_create(&l));
-    struct gw_registry_opts bad_url = {"http://x", "g", on_worker, NULL};
-    struct gw_registry_opts bad_group = {"redis://127.0.0.1", "g}", on_worker, NULL};
+    struct gw_registry_opts bad_url = {"http://x", on_worker, NULL};
+    struct gw_registry_opts bad_group = {"redis://127.0.0.1?group=g}", on_worker, NULL};
     ASSERT_ERR(gw_registry_create(l, &bad_url, &r, &err), -EINVAL);
     ASSERT_TRUE(strncmp(err.msg, "registry.url: ", 14) == 0);
     ASSERT_ERR(gw_registry_create(l, &bad_group, &r, &err), -EINVAL);

@@ -886,25 +886,3 @@ TEST(concurrent)
     t->ops->destroy(t);
     nvme_file_remove(&f);
 }
-
-TEST(parse)
-{
-    char path[32];
-    uint64_t bytes = 1;
-    struct err err;
-    ASSERT_OK(tier_nvme_parse("/a/b:2GiB", path, sizeof path, &bytes, &err));
-    ASSERT_STREQ(path, "/a/b");
-    ASSERT_EQ(bytes, 2ull << 30);
-    ASSERT_OK(tier_nvme_parse("/a:b/c:10M", path, sizeof path, &bytes, &err));
-    ASSERT_STREQ(path, "/a:b/c");
-    ASSERT_OK(tier_nvme_parse("/dev/x", path, sizeof path, &bytes, &err));
-    ASSERT_EQ(bytes, 0);
-    static const char *const bad[] = {":1G", "", "/a:", "/a:0", "/a:x", "/a:-5", "/a:1Q"};
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        ASSERT_ERR(tier_nvme_parse(bad[i], path, sizeof path, &bytes, &err), -EINVAL);
-        ASSERT_TRUE(strstr(err.msg, "nvme:") != NULL);
-    }
-    ASSERT_ERR(
-        tier_nvme_parse("/0123456789012345678901234567890:1G", path, sizeof path, &bytes, &err),
-        -ERANGE);
-}

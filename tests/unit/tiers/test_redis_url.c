@@ -47,6 +47,7 @@ TEST(every_scheme)
         ASSERT_EQ(u.n_hosts, t[i].n_hosts);
         ASSERT_EQ(redis_addr_is_unix(&u.host[0]), t[i].port == 0);
         ASSERT_TRUE(!u.user && !u.password && !u.ca && !u.prefix && !u.insecure);
+        ASSERT_STREQ(u.group, "default");
         ASSERT_EQ(u.connections, 0);
         redis_url_fini(&u);
     }
@@ -84,9 +85,10 @@ TEST(parameters)
 {
     struct redis_url u;
     struct err err = {0};
-    ASSERT_OK(parse1("rediss-sentinel://a/m%2Dx?ca=/etc/ca.pem&cert=c&key=k&insecure=true&ttl=36h"
-                     "&prefix=kv%3A&connections=64&db=7&sentinel_user=su&sentinel_password=sp&",
-                     &u, &err));
+    ASSERT_OK(parse1(
+        "rediss-sentinel://a/m%2Dx?ca=/etc/ca.pem&cert=c&key=k&insecure=true&ttl=36h"
+        "&prefix=kv%3A&group=gpu_a-1.x&connections=64&db=7&sentinel_user=su&sentinel_password=sp&",
+        &u, &err));
     ASSERT_STREQ(u.master, "m-x");
     ASSERT_STREQ(u.ca, "/etc/ca.pem");
     ASSERT_STREQ(u.cert, "c");
@@ -94,6 +96,7 @@ TEST(parameters)
     ASSERT_TRUE(u.insecure);
     ASSERT_EQ(u.ttl_ms, 36 * 3600 * 1000);
     ASSERT_STREQ(u.prefix, "kv:");
+    ASSERT_STREQ(u.group, "gpu_a-1.x");
     ASSERT_EQ(u.connections, 64);
     ASSERT_EQ(u.db, 7);
     ASSERT_STREQ(u.sentinel_user, "su");
@@ -194,6 +197,9 @@ static const char *const bad[] = {
     "redis://h?connections=0",
     "redis://h?connections=65",
     "redis://h?prefix={a}",
+    "redis://h?group=a}b",
+    "redis://h?group=a%20b",
+    "redis://h?group=",
     "redis://h?prefix=a%20b",
     "redis://h?user=joe",
     "redis://h?sentinel_password=x",

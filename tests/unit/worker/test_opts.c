@@ -10,6 +10,7 @@
 #include <fcntl.h>
 #include <sched.h>
 #include <stdarg.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { ARGS_MAX = 24 };
@@ -49,6 +50,8 @@ static void no_env(void)
 {
     ASSERT_OK(unsetenv("KVBLEND_WORKER_SECRET"));
     ASSERT_OK(unsetenv("KVBLEND_WORKER_REDIS"));
+    ASSERT_OK(unsetenv("KVBLEND_TIER_WAIT"));
+    ASSERT_OK(unsetenv("KVBLEND_GEMM"));
 }
 
 TEST(removed_options_say_what_to_use)
@@ -58,7 +61,18 @@ TEST(removed_options_say_what_to_use)
     } gone[] = {{"--strategy", "static", "static was removed; use side"},
                 {"--policy", "clock", "clock was removed; lru is the default"},
                 {"--nvme-policy", "lru", "was removed; policy says it"},
-                {"--ttl-ns", "a=1h", "was removed; ttl takes NS=DURATION"},
+                {"--ttl-ns", "a=1h", "was removed; namespace says it"},
+                {"--ttl", "1h", "was removed; namespace says it"},
+                {"--quota", "a=ram:1MiB", "was removed; namespace says it"},
+                {"--secret-file", "/x", "was removed; secret takes file:PATH"},
+                {"--controller", "off", "was removed; off is strategy: always"},
+                {"--decision-log", "/x", "was removed; access_log has"},
+                {"--nvme-write-budget", "1G", "was removed; nvme says it"},
+                {"--tier-wait", "1s", "was removed; which way is faster"},
+                {"--gemm", "auto", "was removed; the variable KVBLEND_GEMM"},
+                {"--weights", "fp8", "was removed; dtype says it"},
+                {"--registry-group", "a", "was removed; the URL says"},
+                {"--exit-on-stdin-eof", "on", "was removed; the variable"},
                 {"--strategy", "hybrid", "hybrid was removed; use qs"},
                 {"--mass", "0.5", "was removed; ratio says how many"},
                 {"--min-ratio", "0.1", "was removed; ratio says how many"}};
@@ -153,29 +167,29 @@ TEST(tiers_by_flags)
     struct wk_opts o;
     struct err err;
     no_env();
-    ASSERT_OK(read_opts(&o, &err, "--ram=64MiB", "--nvme=/tmp/a:b:2GiB", "--redis",
+    ASSERT_OK(read_opts(&o, &err, "--ram=64MiB", "--nvme=/tmp/a:b:2GiB:1GiB/d", "--redis",
                         "redis://:pw@h1:7", "--redis=redis://h2", "--policy=arc",
-                        "--quota=acme=ram:1MiB,nvme:2MiB", "--quota=o/i=nvme:3MiB", "--ttl=2h",
-                        "--ttl=/acme=5m", "--nvme-write-budget=1GiB", "--tier-wait=2s",
-                        "--secret=x", "--access-log=/tmp/log", NULL));
+                        "--namespace=acme=ram:1MiB,nvme:2MiB", "--namespace=o/i=nvme:3MiB,ttl:0",
+                        "--namespace=*=ttl:2h", "--namespace=/acme=ttl:5m", "--secret=x",
+                        "--access-log=/tmp/log", NULL));
     const struct wk_tier_opts *t = &o.tiers;
     ASSERT_STREQ(t->nvme_path, "/tmp/a:b");
     ASSERT_EQ(t->nvme_bytes, 2ull << 30);
     ASSERT_EQ(t->redis->n_hosts, 2);
     ASSERT_STREQ(t->redis->password, "pw");
     ASSERT_EQ(t->policy, EVICT_ARC);
-    ASSERT_EQ(t->n_quota, 2);
-    ASSERT_STREQ(t->quota[0].ns, "acme");
-    ASSERT_EQ(t->quota[0].ram_bytes, 1 << 20);
-    ASSERT_EQ(t->quota[0].nvme_bytes, 2 << 20);
-    ASSERT_STREQ(t->quota[1].ns, "o\x1fi");
-    ASSERT_EQ(t->quota[1].ram_bytes, 0);
+    ASSERT_EQ(t->n_limits, 3);
+    ASSERT_STREQ(t->limits[0].ns, "acme");
+    ASSERT_EQ(t->limits[0].ram_bytes, 1 << 20);
+    ASSERT_EQ(t->limits[0].nvme_bytes, 2 << 20);
+    ASSERT_TRUE(!t->limits[0].has_ttl);
+    ASSERT_STREQ(t->limits[1].ns, "o\x1fi");
+    ASSERT_EQ(t->limits[1].ram_bytes, 0);
+    ASSERT_TRUE(t->limits[1].has_ttl && t->limits[1].ttl_ms == 0); /* for ever */
     ASSERT_EQ(t->ttl_ms, 7200000);
-    ASSERT_EQ(t->wait_ms, 2000);
-    ASSERT_EQ(t->n_ttl, 1);
-    ASSERT_EQ(t->ttl[0].ms, 300000);
-    ASSERT_STREQ(t->ttl[0].ns, "\x1f"
-                               "acme"); /* a body's alone */
+    ASSERT_EQ(t->limits[2].ttl_ms, 300000);
+    ASSERT_STREQ(t->limits[2].ns, "\x1f"
+                                  "acme"); /* a body's alone */
     ASSERT_EQ(t->nvme_write_bytes_per_day, 1 << 30);
     ASSERT_STREQ(t->access_log, "/tmp/log");
     ASSERT_TRUE(t->secret[0] && t->secret[1]);
@@ -188,30 +202,59 @@ TEST(tiers_by_flags)
     wk_opts_fini(&o);
 }
 
+TEST(places_on_a_drive)
+{
+    static const struct {
+        const char *text;
+        size_t path_len;
+        uint64_t bytes, per_day;
+    } good[] = {{"/a/b:2GiB", 4, 2ull << 30, 0},
+                {"/a:b/c:10M", 6, 10 << 20, 0},
+                {"/dev/x", 6, 0, 0},
+                {"/a:b:1G:2G/d", 4, 1 << 30, 2ull << 30},
+                {"/dev/x:3K/d", 6, 0, 3 << 10},
+                {"/a/d:1K", 4, 1 << 10, 0},
+                {"/d", 2, 0, 0}};
+    static const char *const bad[] = {":1G",      "",          "/a:",      "/a:0",
+                                      "/a:x",     "/a:-5",     "/a:1Q",    ":1G/d",
+                                      "/a:1G:/d", "/a:1G:0/d", "/a:x:1G/d"};
+    struct wk_nvme got;
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        ASSERT_OK(wk_parse_nvme(good[i].text, &got));
+        ASSERT_EQ(got.path_len, good[i].path_len);
+        ASSERT_EQ(got.bytes, good[i].bytes);
+        ASSERT_EQ(got.write_bytes_per_day, good[i].per_day);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        ASSERT_ERR(wk_parse_nvme(bad[i], &got), -EINVAL);
+}
+
 TEST(a_bad_value_names_its_flag)
 {
     static const struct {
         const char *arg, *said;
-    } bad[] = {{"--nvme=/tmp/x:big", "--nvme"},
-               {"--redis=http://h", "--redis"},
-               {"--policy=mru", "--policy"},
-               {"--quota=acme", "--quota"},
-               {"--quota=acme=", "--quota"},
-               {"--quota==ram:1MiB", "--quota"},
-               {"--quota=acme=disk:1MiB", "--quota"},
-               {"--quota=acme=ram:", "--quota"},
-               {"--quota=acme=ram:0", "--quota"},
-               {"--quota=acme=ram:1MiB;nvme:1MiB", "--quota"},
-               {"--quota=acme=nvme:1MiB", "--nvme"},
-               {"--ttl=later", "--ttl"},
-               {"--ttl=acme", "--ttl"},
-               {"--ttl=acme=soon", "--ttl"},
-               {"--ttl==1h", "--ttl"},
-               {"--guard=2", "--guard"},
-               {"--guard=1:x", "--guard"},
-               {"--nvme-write-budget=much", "nvme-write-budget"},
-               {"--nvme-write-budget=1GiB", "--nvme"},
-               {"--secret-file=/nonexistent/x", "--secret-file"}};
+    } bad[] = {
+        {"--nvme=/tmp/x:big", "--nvme"},
+        {"--redis=http://h", "--redis"},
+        {"--policy=mru", "--policy"},
+        {"--namespace=acme", "--namespace"},
+        {"--namespace=acme=", "--namespace"},
+        {"--namespace==ram:1MiB", "--namespace"},
+        {"--namespace=acme=disk:1MiB", "--namespace"},
+        {"--namespace=acme=ram:", "--namespace"},
+        {"--namespace=acme=ram:0", "--namespace"},
+        {"--namespace=acme=ram:1MiB;nvme:1MiB", "--namespace"},
+        {"--namespace=acme=nvme:1MiB", "--nvme"},
+        {"--namespace=*=ram:1MiB", "--namespace"},
+        {"--namespace=ttl:1h", "--namespace"},
+        {"--namespace=acme=ttl:soon", "--namespace"},
+        {"--namespace=acme=ttl", "--namespace"},
+        {"--guard=2", "--guard"},
+        {"--guard=1:x", "--guard"},
+        {"--nvme=/x:1GiB:much/d", "--nvme"},
+        {"--nvme=/x:1GiB/d", "--nvme"},
+        {"--secret=file:/nonexistent/x", "secret: \"/nonexistent/x\" cannot be read"},
+        {"--secret=file:/dev/null", "secret: \"/dev/null\" cannot be read: it should hold one"}};
     struct wk_opts o;
     struct err err;
     no_env();
@@ -221,12 +264,11 @@ TEST(a_bad_value_names_its_flag)
         if (!strstr(err.msg, bad[i].said))
             test_fail(__FILE__, __LINE__, "%s: \"%s\"", bad[i].arg, err.msg);
     }
-    ASSERT_TRUE(read_opts(&o, &err, "--secret=a", "--secret-file=/dev/null", NULL) < 0);
 }
 
 TEST(secrets_by_environment_and_file_agree)
 {
-    char path[] = "/tmp/kvb-secret-XXXXXX";
+    char path[] = "/tmp/kvb-secret-XXXXXX", given[40];
     uint64_t want[2];
     struct wk_opts o;
     struct err err;
@@ -245,12 +287,17 @@ TEST(secrets_by_environment_and_file_agree)
     ASSERT_EQ(o.tiers.redis->n_hosts, 3);
     wk_opts_fini(&o);
     no_env();
-    ASSERT_OK(read_opts(&o, &err, "--secret-file", path, NULL));
+    (void)snprintf(given, sizeof given, "file:%s", path);
+    ASSERT_OK(read_opts(&o, &err, "--secret", given, NULL));
     ASSERT_MEMEQ(o.tiers.secret, want, sizeof want);
     ASSERT_TRUE(o.tiers.has_secret && memcmp(o.tiers.auth_key, auth, sizeof auth) == 0);
+    ASSERT_STREQ(opts_exposed(o.store), "");
+    wk_opts_fini(&o);
+    ASSERT_OK(chmod(path, 0640));
+    ASSERT_OK(read_opts(&o, &err, "--secret", given, NULL));
+    ASSERT_TRUE(strstr(opts_exposed(o.store), "secret: others than its owner") != NULL);
     wk_opts_fini(&o);
     (void)unlink(path);
-    ASSERT_TRUE(read_opts(&o, &err, "--secret-file=/dev/null", NULL) < 0);
 }
 
 TEST(the_access_log_keeps_whole_lines)
@@ -259,11 +306,11 @@ TEST(the_access_log_keeps_whole_lines)
     struct wk_kvlog *l;
     struct err err = {0};
     (void)close(mkstemp(path));
-    ASSERT_TRUE(wk_kvlog_open("/nonexistent/log", "--access-log", &l, &err) < 0);
+    ASSERT_TRUE(wk_kvlog_open("/nonexistent/log", &l, &err) < 0);
     ASSERT_TRUE(strstr(err.msg, "--access-log"));
     for (int i = 0; i < 2; i++) { /* the second time it goes on behind */
         struct buf b = BUF_INIT;
-        ASSERT_OK(wk_kvlog_open(path, "--access-log", &l, &err));
+        ASSERT_OK(wk_kvlog_open(path, &l, &err));
         for (int k = 0; k < 3; k++) {
             ASSERT_OK(buf_addf(&b, "%d%d\n", i, k));
             wk_kvlog_put(l, &b);
@@ -286,7 +333,7 @@ TEST(a_log_that_cannot_be_written_counts)
     struct wk_kvlog *l;
     struct err err = {0};
     struct buf b = BUF_INIT;
-    ASSERT_OK(wk_kvlog_open("/dev/full", "--access-log", &l, &err));
+    ASSERT_OK(wk_kvlog_open("/dev/full", &l, &err));
     ASSERT_OK(buf_adds(&b, "x\n"));
     wk_kvlog_put(l, &b);
     for (uint64_t t0 = clock_ns(); wk_kvlog_dropped(l) == 0 && clock_ms_since(t0) < 10000;)
@@ -310,24 +357,22 @@ TEST(registry)
     no_env();
     ASSERT_OK(read_opts(&o, &err, "--advertise=http://h1:8012", "--registry=redis://:pw@r", NULL));
     ASSERT_STREQ(o.advertise, "h1:8012");
-    ASSERT_STREQ(o.registry_group, "default");
+    ASSERT_STREQ(o.registry->group, "default");
     ASSERT_STREQ(o.registry->password, "pw");
     wk_opts_fini(&o);
-    ASSERT_OK(read_opts(&o, &err, "--advertise=h1:8012", "--redis=redis://r", "--registry-group=a",
-                        NULL));
-    ASSERT_TRUE(!o.registry && strcmp(o.registry_group, "a") == 0);
+    ASSERT_OK(read_opts(&o, &err, "--advertise=h1:8012", "--redis=redis://r?group=a", NULL));
+    ASSERT_TRUE(!o.registry && strcmp(o.tiers.redis->group, "a") == 0);
     wk_opts_fini(&o);
-    static const char *const bad[][2] = {{"--advertise=h1:8012", "--ttl=1h"},
-                                         {"--registry=redis://r", "--ttl=1h"},
+    static const char *const bad[][2] = {{"--advertise=h1:8012", "--order=fifo"},
+                                         {"--registry=redis://r", "--order=fifo"},
                                          {"--advertise=0.0.0.0:80", "--registry=redis://r"},
                                          {"--advertise=h1:80", "--registry=http://:secret@r"}};
     for (size_t i = 0; i < 4; i++) {
         ASSERT_ERR(read_opts(&o, &err, bad[i][0], bad[i][1], NULL), -EINVAL);
         ASSERT_TRUE(strncmp(err.msg, "--", 2) == 0 && !strstr(err.msg, "secret"));
     }
-    ASSERT_ERR(
-        read_opts(&o, &err, "--advertise=h1:80", "--redis=redis://r", "--registry-group=a{", NULL),
-        -EINVAL);
+    ASSERT_ERR(read_opts(&o, &err, "--advertise=h1:80", "--redis=redis://r?group=a{", NULL),
+               -EINVAL);
 }
 
 TEST(guard)
@@ -343,16 +388,70 @@ TEST(guard)
     wk_opts_fini(&o);
 }
 
-TEST(weights)
+TEST(arithmetic_and_weights)
+{
+    static const struct {
+        const char *dtype;
+        enum kn_arith arith;
+        bool eight;
+    } all[] = {{"auto", KN_ARITH_AUTO, false},
+               {"f32", KN_ARITH_F32, false},
+               {"bf16", KN_ARITH_BF16, false},
+               {"fp8", KN_ARITH_BF16, true},
+               {"int8", KN_ARITH_BF16, true}};
+    struct wk_opts o;
+    struct err err;
+    no_env();
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        ASSERT_OK(read_opts(&o, &err, "--dtype", all[i].dtype, NULL));
+        ASSERT_EQ(o.arith, all[i].arith);
+        ASSERT_EQ(o.weights == KN_WEIGHTS_FP8 || o.weights == KN_WEIGHTS_INT8, all[i].eight);
+        wk_opts_fini(&o);
+    }
+    ASSERT_ERR(read_opts(&o, &err, "--dtype", "fp4", NULL), -EINVAL);
+}
+
+TEST(strategy_and_controller)
+{
+    static const struct {
+        const char *text;
+        enum pol_strategy strategy;
+        bool controller;
+    } all[] = {{"auto", POL_AUTO, true},
+               {"qs", POL_QS, true},
+               {"always", POL_AUTO, false},
+               {"always:sink", POL_SINK, false}};
+    struct wk_opts o;
+    struct err err;
+    no_env();
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        ASSERT_OK(read_opts(&o, &err, "--strategy", all[i].text, NULL));
+        ASSERT_EQ(o.strategy, all[i].strategy);
+        ASSERT_EQ(o.controller, all[i].controller);
+        ASSERT_EQ(o.strategy_given, o.strategy != POL_AUTO);
+        wk_opts_fini(&o);
+    }
+    static const char *const bad[] = {"best", "always:", "always:best", "alwaysqs", "always:auto"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        ASSERT_ERR(read_opts(&o, &err, "--strategy", bad[i], NULL), -EINVAL);
+}
+
+/* What no operator turns. */
+TEST(variables_of_tests_and_measurements)
 {
     struct wk_opts o;
     struct err err;
     no_env();
     ASSERT_OK(read_opts(&o, &err, NULL));
-    ASSERT_EQ(o.weights, KN_WEIGHTS_AUTO);
+    ASSERT_TRUE(!o.gemm && o.tiers.wait_ms == 0);
     wk_opts_fini(&o);
-    ASSERT_OK(read_opts(&o, &err, "--weights", "int8", NULL));
-    ASSERT_EQ(o.weights, KN_WEIGHTS_INT8);
+    ASSERT_OK(setenv("KVBLEND_GEMM", "own-f32", 1));
+    ASSERT_OK(setenv("KVBLEND_TIER_WAIT", "2s", 1));
+    ASSERT_OK(read_opts(&o, &err, NULL));
+    ASSERT_STREQ(o.gemm, "own-f32");
+    ASSERT_EQ(o.tiers.wait_ms, 2000);
     wk_opts_fini(&o);
-    ASSERT_ERR(read_opts(&o, &err, "--weights", "fp4", NULL), -EINVAL);
+    ASSERT_OK(setenv("KVBLEND_TIER_WAIT", "long", 1));
+    ASSERT_ERR(read_opts(&o, &err, NULL), -EINVAL);
+    no_env();
 }
