@@ -121,12 +121,10 @@ void opt_unknown(struct opts *o, const struct opt_place *at, const char *name)
 
 bool opt_in_values(const char *values, const char *word)
 {
-    size_t n = strlen(word);
-    for (const char *p = values; n > 0;) {
-        size_t len = strcspn(p, "|");
-        if (len == n && strncmp(p, word, n) == 0) return true;
-        if (!p[len]) return false;
-        p += len + 1;
+    const size_t n = strlen(word);
+    for (const char *p = values; p; p = strchr(p, '|')) {
+        p += *p == '|';
+        if (strcspn(p, "|") == n && strncmp(p, word, n) == 0) return true;
     }
     return false;
 }
@@ -154,29 +152,29 @@ static int value_of(const struct opt_def *d, const char *text, double *ret)
         *ret = (double)i;
         return r;
     case OPT_SIZE:
-        r = opt_parse_size(text, &u);
-        break;
     case OPT_DURATION:
-        r = opt_parse_duration_ms(text, &u);
-        break;
+        r = d->type == OPT_SIZE ? opt_parse_size(text, &u) : opt_parse_duration_ms(text, &u);
     }
     *ret = (double)u;
     return r;
 }
 
+/* By type: what is wanted of a text, the unit of its bounds, how --help shows it. */
+static const struct {
+    const char *wanted, *unit, *shown;
+} kinds[] = {
+    [OPT_STR] = {"text", " bytes", " TEXT"},
+    [OPT_BOOL] = {"true or false", "", ""},
+    [OPT_INT] = {"a whole number", "", " N"},
+    [OPT_DOUBLE] = {"a number", "", " NUMBER"},
+    [OPT_SIZE] = {"a size such as 512MiB", " bytes", " SIZE"},
+    [OPT_DURATION] = {"a duration such as 30s, 500ms or 12h", " ms", " TIME"},
+    [OPT_ENUM] = {"", "", " "},
+};
+
 static bool check_value(struct opts *o, const struct opt_row *row, const char *text,
                         const struct opt_place *at)
 {
-    static const char *const wanted[] = {
-        [OPT_STR] = "text",
-        [OPT_BOOL] = "true or false",
-        [OPT_INT] = "a whole number",
-        [OPT_DOUBLE] = "a number",
-        [OPT_SIZE] = "a size such as 512MiB",
-        [OPT_DURATION] = "a duration such as 30s, 500ms or 12h",
-    };
-    static const char *const units[] = {
-        [OPT_STR] = " bytes", [OPT_SIZE] = " bytes", [OPT_DURATION] = " ms", [OPT_ENUM] = NULL};
     const struct opt_def *d = row->def;
     double v = 0;
     int r = value_of(d, text, &v);
@@ -190,10 +188,10 @@ static bool check_value(struct opts *o, const struct opt_row *row, const char *t
         opt_problem(o, at, "%s%s: %s was removed; %s", dashes, name, text, instead);
     else if (r < 0)
         opt_problem(o, at, "%s%s: expected %s, found \"%.60s\"", dashes, name,
-                    d->values ? d->values : wanted[d->type], text);
+                    d->values ? d->values : kinds[d->type].wanted, text);
     else
         opt_problem(o, at, "%s%s: expected a value from %.15g to %.15g%s, found \"%.60s\"", dashes,
-                    name, d->min, d->max, units[d->type] ? units[d->type] : "", text);
+                    name, d->min, d->max, kinds[d->type].unit, text);
     return false;
 }
 
@@ -450,18 +448,13 @@ int opts_restart_keys(const struct opts *a, const struct opts *b, struct buf *ou
     for (size_t i = 0; i < a->n_rows; i++) {
         const struct opt_row *row = &a->rows[i];
         if (!row->key || (row->def->props & OPT_LIVE) || same_values(row, &b->rows[i])) continue;
-        int r = buf_addf(out, "%s%s", n++ ? "," : "", row->key);
-        if (r < 0) return r;
+        if (buf_addf(out, "%s%s", n++ ? "," : "", row->key) < 0) return -ENOMEM;
     }
     return n;
 }
 
 int opts_help(const struct opts *o, const char *program, const char *about, struct buf *out)
 {
-    static const char *const kinds[] = {
-        [OPT_STR] = " TEXT",  [OPT_BOOL] = "",          [OPT_INT] = " N", [OPT_DOUBLE] = " NUMBER",
-        [OPT_SIZE] = " SIZE", [OPT_DURATION] = " TIME", [OPT_ENUM] = " ",
-    };
     const struct opt_row *config = opt_of_flag(o, "config");
     (void)buf_addf(out, "Usage: %s [options]", program);
     for (const struct opt_row *row = o->rows; row < o->rows + o->n_rows; row++)
@@ -473,7 +466,7 @@ int opts_help(const struct opts *o, const char *program, const char *about, stru
         if (!d->help) continue;
         size_t start = out->len;
         const bool form = d->type == OPT_STR && d->values;
-        (void)buf_addf(out, "  --%s%s%s", row->flag, form ? " " : kinds[d->type],
+        (void)buf_addf(out, "  --%s%s%s", row->flag, form ? " " : kinds[d->type].shown,
                        d->values ? d->values : "");
         size_t width = out->len - start;
         (void)buf_addf(out, width < 28 ? "%*s" : "\n%*s", (int)(width < 28 ? 28 - width : 28), "");

@@ -10,10 +10,8 @@ static const char measured[] =
     "kvblend-bench quality and throughput measure map_reduce and map_rerank (--strategies)";
 static const char kept_policies[] = "lru is the default, arc keeps popular records through scans",
                   fixed_share[] = "ratio says how many tokens are recomputed",
-                  several_urls[] = "redis takes several, separated by spaces",
                   one_schedule[] =
                       "hkvd filters gradually, the others keep their choice in all layers",
-                  measure_k[] = "hkvd compares K",
                   no_static[] = "use side, which asks the question as cheaply",
                   no_hybrid[] = "use qs, which finds what hybrid added",
                   one_policy[] = "policy says it for RAM and NVMe",
@@ -37,7 +35,7 @@ static const struct {
     {"map-prompt",        "strategy.map_prompt",    NULL, measured},
     {"reduce-prompt",     "strategy.reduce_prompt", NULL, measured},
     {"rerank-prompt",     "strategy.rerank_prompt", NULL, measured},
-    {"redis-urls",        NULL,                     NULL, several_urls},
+    {"redis-urls",        NULL,                     NULL, "redis takes several, split by spaces"},
     {"mass",              "worker.mass",            NULL, fixed_share},
     {"min-ratio",         "worker.min_ratio",       NULL, fixed_share},
     {"strategy",          "worker.strategy",        "static", no_static},
@@ -76,24 +74,20 @@ static const struct {
     /* of requests, profiles and the methods that kvblend-bench compares */
     {"kvblend.mass",      NULL,                     NULL, fixed_share},
     {"kvblend.schedule",  NULL,                     NULL, one_schedule},
-    {"kvblend.tensor",    NULL,                     NULL, measure_k},
+    {"kvblend.tensor",    NULL,                     NULL, "hkvd compares K"},
     {"kvblend.share",     NULL,                     NULL, no_hybrid},
 };
 /* clang-format on */
 enum { N_REMOVED = sizeof removed / sizeof removed[0] };
-
-static bool is_name(size_t i, const char *name)
-{
-    return opt_same_name(removed[i].flag, name, SIZE_MAX) ||
-           (removed[i].key && opt_same_name(removed[i].key, name, SIZE_MAX));
-}
 
 const char *opt_removed(const char *name, const char *value)
 {
     for (size_t i = 0; i < N_REMOVED; i++) {
         const char *of = removed[i].value;
         if (!of != !value || (of && !opt_in_values(of, value))) continue;
-        if (is_name(i, name)) return removed[i].instead;
+        if (opt_same_name(removed[i].flag, name, SIZE_MAX) ||
+            (removed[i].key && opt_same_name(removed[i].key, name, SIZE_MAX)))
+            return removed[i].instead;
     }
     return NULL;
 }

@@ -24,11 +24,6 @@ static void set_positional(struct opts *o, const char *text, const struct opt_pl
     opt_problem(o, at, "unexpected argument \"%.80s\"; see --help", text);
 }
 
-static bool is_switch_word(const char *text)
-{
-    return text && (strcmp(text, "on") == 0 || strcmp(text, "off") == 0);
-}
-
 /* One "--…" argument; returns how many arguments it took. */
 static int set_flag(struct opts *o, const char *arg, const char *next, const struct opt_place *at)
 {
@@ -47,7 +42,8 @@ static int set_flag(struct opts *o, const char *arg, const char *next, const str
         return !value && next && next[0] != '-' ? 2 : 1; /* what looks like its value is no news */
     }
     const bool is_switch = row->def->type == OPT_BOOL;
-    const bool takes_next = !value && next && (!is_switch || is_switch_word(next));
+    const bool takes_next =
+        !value && next && (!is_switch || strcmp(next, "on") == 0 || strcmp(next, "off") == 0);
     if (takes_next) value = next;
     if (!value && is_switch) value = "true";
     if (value)
@@ -191,11 +187,11 @@ void opts_unknown_env(const struct opts *o, const struct opt_args *from, struct 
         if (strcmp(name, near) == 0 || is_read_elsewhere(name, from->prefix) ||
             is_referred_to(o, from, name))
             continue;
-        if (instead)
-            (void)buf_addf(out, "%s was removed; %s\n", name, instead);
-        else
-            (void)buf_addf(out, "%s is unknown%s%s\n", name, *near ? "; expected one like " : "",
-                           near);
+        (void)buf_addf(out, "%s %s%s\n", name,
+                       instead ? "was removed; "
+                       : *near ? "is unknown; expected one like "
+                               : "is unknown",
+                       instead ? instead : near);
     }
 }
 

@@ -6,6 +6,7 @@
 #include "base/assert.h"
 #include "base/opt.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 enum { URL_BYTES_MAX = 8192 };
@@ -54,14 +55,6 @@ static void cut(struct text *rest, char c, struct text *ret)
     *rest = at ? (struct text){at + 1, all.len - ret->len - 1} : (struct text){NULL, 0};
 }
 
-static int hex_digit(char c)
-{
-    if (c >= '0' && c <= '9') return c - '0';
-    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-    if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-    return -1;
-}
-
 /* %XX decoded, in the arena. */
 static int decode(const struct parser *p, struct text t, char **ret)
 {
@@ -71,10 +64,11 @@ static int decode(const struct parser *p, struct text t, char **ret)
     for (size_t i = 0; i < t.len; i++) {
         int c = (unsigned char)t.p[i];
         if (c == '%') {
-            int hi = i + 2 < t.len ? hex_digit(t.p[i + 1]) : -1;
-            int lo = i + 2 < t.len ? hex_digit(t.p[i + 2]) : -1;
-            if (hi < 0 || lo < 0) return refuse_url(p, "'%' must be followed by two hex digits");
-            c = hi * 16 + lo;
+            char hex[3] = "";
+            if (i + 2 < t.len) memcpy(hex, t.p + i + 1, 2);
+            if (strspn(hex, "0123456789abcdefABCDEF") != 2)
+                return refuse_url(p, "'%' must be followed by two hex digits");
+            c = (int)strtol(hex, NULL, 16);
             i += 2;
         }
         if (c == 0) return refuse_url(p, "a NUL byte");
@@ -91,11 +85,14 @@ static bool is_printable(const char *s) /* and without a space */
     return true;
 }
 
+static int refuse_second(const struct parser *p, const char *what)
+{
+    return err_set(p->err, -EINVAL, "Redis URL %zu: another %s was given before", p->i + 1, what);
+}
+
 static int set_str(const struct parser *p, const char **at, const char *value, const char *what)
 {
-    if (*at && strcmp(*at, value) != 0)
-        return err_set(p->err, -EINVAL, "Redis URL %zu: another %s was given before", p->i + 1,
-                       what);
+    if (*at && strcmp(*at, value) != 0) return refuse_second(p, what);
     *at = value;
     return 0;
 }
@@ -138,9 +135,7 @@ static int set_number(struct parser *p, size_t i, const char *value)
     const struct number *n = &numbers[i];
     uint64_t v;
     if (n->parse(value, &v) < 0 || v < n->min || v > n->max) return refuse_url(p, n->why);
-    if (p->said[i] && p->number[i] != v)
-        return err_set(p->err, -EINVAL, "Redis URL %zu: another %s was given before", p->i + 1,
-                       n->what);
+    if (p->said[i] && p->number[i] != v) return refuse_second(p, n->what);
     p->said[i] = true;
     p->number[i] = v;
     return 0;
