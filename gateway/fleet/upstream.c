@@ -61,23 +61,12 @@ int gw_parse_address(const char *s, struct buf *out)
     size_t len = strlen(s);
     while (len > 0 && s[len - 1] == '/')
         len--;
-    const char *colon = NULL;
-    for (size_t i = 0; i < len; i++) {
-        if (s[i] == ':') colon = s + i;
-        if (s[i] == '/' || s[i] == ' ' || s[i] == '@') return -EINVAL;
-    }
-    if (!colon) return -EINVAL;
-    if (*s != '[' && memchr(s, ':', (size_t)(colon - s)))
-        return -EINVAL; /* IPv6 without brackets */
-    if (*s == '[' && colon[-1] != ']') return -EINVAL;
-    unsigned port = 0;
-    const char *p = colon + 1;
-    if (p == s + len) return -EINVAL;
-    for (; p < s + len; p++) {
-        if (!isdigit((unsigned char)*p)) return -EINVAL;
-        port = port * 10 + (unsigned)(*p - '0');
-        if (port > 65535) return -EINVAL;
-    }
+    const char *colon = memrchr(s, ':', len), *first = memchr(s, ':', len);
+    if (!colon || strcspn(s, "/ @") < len) return -EINVAL;
+    if (*s == '[' ? colon[-1] != ']' : colon != first) return -EINVAL; /* IPv6 without brackets */
+    size_t digits = strspn(colon + 1, "0123456789");
+    if (digits == 0 || colon + 1 + digits != s + len || strtoul(colon + 1, NULL, 10) > 65535)
+        return -EINVAL;
     return buf_add(out, s, len);
 }
 

@@ -126,32 +126,24 @@ static void stop_running(struct gw_admit *a, struct gw_ticket *t)
     a->running[t->group]--;
 }
 
-static void wait_in_line(struct gw_admit *a, struct gw_ticket *t)
+/* In its line, or parked: both count as waiting. */
+static void begin_wait(struct gw_admit *a, struct gw_ticket *t, enum gw_ticket_state s)
 {
-    t->state = GW_TICKET_WAITING;
+    t->state = s;
     a->n_waiting++;
-    a->waiting[t->group]++;
     t->claim.flow->n_waiting++;
-    put_ticket(&a->queue[t->claim.class], t);
+    (s == GW_TICKET_PARKED ? a->parked : a->waiting)[t->group]++;
+    if (s == GW_TICKET_WAITING) put_ticket(&a->queue[t->claim.class], t);
 }
 
-static void stop_waiting(struct gw_admit *a, struct gw_ticket *t)
+static void end_wait(struct gw_admit *a, struct gw_ticket *t)
 {
-    ASSERT(t->state == GW_TICKET_WAITING && a->n_waiting > 0);
-    unlink_ticket(&a->queue[t->claim.class], t);
-    t->state = GW_TICKET_NONE;
-    a->n_waiting--;
-    a->waiting[t->group]--;
+    ASSERT(t->state == GW_TICKET_WAITING || t->state == GW_TICKET_PARKED);
+    if (t->state == GW_TICKET_WAITING) unlink_ticket(&a->queue[t->claim.class], t);
+    (t->state == GW_TICKET_PARKED ? a->parked : a->waiting)[t->group]--;
     t->claim.flow->n_waiting--;
-}
-
-static void stop_parking(struct gw_admit *a, struct gw_ticket *t)
-{
-    ASSERT(t->state == GW_TICKET_PARKED && a->n_waiting > 0);
-    t->state = GW_TICKET_NONE;
     a->n_waiting--;
-    a->parked[t->group]--;
-    t->claim.flow->n_waiting--;
+    t->state = GW_TICKET_NONE;
 }
 
 /* ---- whose turn it is ---- */
@@ -177,7 +169,7 @@ static uint64_t grant(struct gw_admit *a)
     while (a->n_running < a->running_max && a->n_waiting > 0) {
         struct gw_ticket *t = next_of(a);
         if (!t) break;
-        stop_waiting(a, t);
+        end_wait(a, t);
         start_ticket(a, t, GW_TICKET_GRANTED);
         put_behind(&a->granted[t->loop], t, a->granted[t->loop].tail);
         if (t->claim.paced) a->granted_paced[t->group]++;
@@ -203,7 +195,7 @@ int gw_admit_enter(struct gw_admit *a, struct gw_ticket *t, unsigned loop, unsig
         start_ticket(a, t, GW_TICKET_RUNNING);
         r = 1;
     } else if (may_wait(a, group)) {
-        wait_in_line(a, t);
+        begin_wait(a, t, GW_TICKET_WAITING);
         wake = grant(a); /* there may be room by now that was not told of */
         r = 0;
     } else {
@@ -218,11 +210,9 @@ void gw_admit_leave(struct gw_admit *a, struct gw_ticket *t)
 {
     uint64_t wake = 0;
     lock(a);
-    if (t->state == GW_TICKET_WAITING) {
-        stop_waiting(a, t);
+    if (t->state == GW_TICKET_WAITING || t->state == GW_TICKET_PARKED) {
+        end_wait(a, t);
         go_unserved(a, t);
-    } else if (t->state == GW_TICKET_PARKED) {
-        stop_parking(a, t);
     } else if (t->state != GW_TICKET_NONE) {
         stop_running(a, t);
         wake = grant(a);
@@ -238,10 +228,7 @@ int gw_admit_park(struct gw_admit *a, struct gw_ticket *t)
     ASSERT(t->state == GW_TICKET_RUNNING);
     if (may_wait(a, t->group)) {
         stop_running(a, t);
-        t->state = GW_TICKET_PARKED;
-        a->n_waiting++;
-        a->parked[t->group]++;
-        t->claim.flow->n_waiting++;
+        begin_wait(a, t, GW_TICKET_PARKED);
         wake = grant(a);
         r = 0;
     }
@@ -252,12 +239,12 @@ int gw_admit_park(struct gw_admit *a, struct gw_ticket *t)
 int gw_admit_unpark(struct gw_admit *a, struct gw_ticket *t)
 {
     lock(a);
-    stop_parking(a, t);
+    end_wait(a, t);
     bool now = has_place(a, t->group); /* it has a backend already */
     if (now)
         start_ticket(a, t, GW_TICKET_RUNNING);
     else
-        wait_in_line(a, t);
+        begin_wait(a, t, GW_TICKET_WAITING);
     unlock(a, 0);
     return now;
 }
@@ -293,7 +280,7 @@ struct gw_ticket *gw_admit_expire(struct gw_admit *a, unsigned loop, uint64_t no
             if (first == 0 || t->deadline_ns < first) first = t->deadline_ns;
         }
     if (late) {
-        stop_waiting(a, late);
+        end_wait(a, late);
         go_unserved(a, late);
     }
     unlock(a, 0);

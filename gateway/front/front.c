@@ -110,10 +110,10 @@ static void metrics_gathered(struct gw_req *q, const struct gw_page *pages, size
     int r = metric_render(&own);
     if (r == 0) r = gw_fleet_metrics(q->loop->server->fleet, &own);
     if (r == 0) r = gw_admission_metrics(&q->loop->server->admit, q->settings->keys, &own);
-    if (r == 0) r = gw_merge_own(&m, own.data, own.len);
+    if (r == 0) r = gw_merge_page(&m, -1, own.data, own.len);
     for (size_t i = 0; r == 0 && i < n; i++)
         if (pages[i].status == 200)
-            r = gw_merge_worker(&m, pages[i].index, pages[i].body.data, pages[i].body.len);
+            r = gw_merge_page(&m, (int)pages[i].index, pages[i].body.data, pages[i].body.len);
     if (r == 0) r = gw_merge_render(&m, &all);
     if (r == 0)
         gw_answer_text(q, 200, "text/plain; version=0.0.4; charset=utf-8", &all);

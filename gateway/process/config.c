@@ -41,41 +41,23 @@ static const struct opt_def gateway_defs[] = {
 #undef X
         {0}};
 
-static void read_STR(const struct opts *o, const char *name, const char **ret)
+static struct gw_strs get_LIST(const struct opts *o, const char *name)
 {
-    *ret = opt_source(o, name) == OPT_UNSET ? NULL : opt_str(o, name);
+    struct gw_strs list;
+    list.v = opt_list(o, name, &list.n);
+    return list;
 }
 
-#define read_ENUM read_STR
-
-static void read_LIST(const struct opts *o, const char *name, struct gw_strs *ret)
-{
-    ret->v = opt_list(o, name, &ret->n);
-}
-
-static void read_BOOL(const struct opts *o, const char *name, bool *ret)
-{
-    *ret = opt_bool(o, name);
-}
-
-static void read_INT(const struct opts *o, const char *name, uint32_t *ret)
-{
-    *ret = (uint32_t)opt_int(o, name);
-}
-
-static void read_SIZE(const struct opts *o, const char *name, uint64_t *ret)
-{
-    *ret = opt_size(o, name);
-}
-
-static void read_MS(const struct opts *o, const char *name, uint32_t *ret)
-{
-    *ret = (uint32_t)opt_duration_ms(o, name);
-}
+#define get_STR(o, name) (opt_source(o, name) == OPT_UNSET ? NULL : opt_str(o, name))
+#define get_ENUM get_STR
+#define get_BOOL opt_bool
+#define get_INT (uint32_t) opt_int
+#define get_SIZE opt_size
+#define get_MS (uint32_t) opt_duration_ms
 
 static void read_fields(struct gw_config *c)
 {
-#define X(kind, field, flag, ...) read_##kind(c->opts, flag, &c->field);
+#define X(kind, field, flag, ...) c->field = get_##kind(c->opts, flag);
     GW_CONF_TABLE(X)
 #undef X
 }

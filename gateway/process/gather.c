@@ -17,28 +17,22 @@ enum {
     OTHERS_MS = 2000,
 };
 
-struct gather_part {
-    struct gw_gather *gather;
-    struct http_call *call;
-};
 struct gw_gather {
     struct gw_req *q;
     struct http_timer *timer;
     size_t n, n_open;
     struct gw_page *page;
-    struct gather_part *part;
 };
 
 static void gather_free(struct gw_gather *g)
 {
     if (!g) return;
     for (size_t i = 0; i < g->n; i++) {
-        if (g->part[i].call) http_call_cancel(g->part[i].call);
+        if (g->page[i].call) http_call_cancel(g->page[i].call);
         buf_fini(&g->page[i].body);
     }
     http_timer_destroy(g->timer);
     mem_free(g->page);
-    mem_free(g->part);
     mem_free(g);
 }
 
@@ -52,30 +46,29 @@ static void gather_finish(void *arg) /* also when the time is over */
 
 static void part_head(void *ctx, int status, const struct http_head *h)
 {
-    struct gather_part *p = ctx;
-    p->gather->page[p - p->gather->part].status = status;
+    struct gw_page *p = ctx;
+    p->status = status;
 }
 
 static void part_body(void *ctx, const char *data, size_t len)
 {
-    struct gather_part *p = ctx;
-    struct buf *b = &p->gather->page[p - p->gather->part].body;
-    if (b->len + len <= PAGE_BYTES_MAX) (void)buf_add(b, data, len);
+    struct gw_page *p = ctx;
+    if (p->body.len + len <= PAGE_BYTES_MAX) (void)buf_add(&p->body, data, len);
 }
 
 static void part_end(void *ctx, int status)
 {
-    struct gather_part *p = ctx;
+    struct gw_page *p = ctx;
     struct gw_gather *g = p->gather;
     p->call = NULL;
-    if (status < 0) g->page[p - g->part].status = 0;
+    if (status < 0) p->status = 0;
     /* Not from inside the last call's end: the timer's callback may free everything. */
     if (--g->n_open == 0) http_timer_set(g->timer, 0);
 }
 
 static const struct http_call_ops part_ops = {part_head, part_body, part_end};
 
-static void ask_target(struct gw_req *q, unsigned index, const char *path, struct gather_part *p)
+static void ask_target(struct gw_req *q, unsigned index, const char *path, struct gw_page *p)
 {
     struct gw_fleet *f = q->loop->server->fleet;
     struct http_client *c = gw_fleet_client(f, index, q->loop->index, q->loop->http_loop);
@@ -96,9 +89,7 @@ static struct gw_gather *gather_create(struct gw_req *q, size_t n_targets)
     if (!g) return NULL;
     g->q = q;
     g->page = mem_zalloc((n_targets + 1) * sizeof *g->page);
-    g->part = mem_zalloc((n_targets + 1) * sizeof *g->part);
-    if (g->page && g->part &&
-        http_timer_create(q->loop->http_loop, gather_finish, g, &g->timer) == 0)
+    if (g->page && http_timer_create(q->loop->http_loop, gather_finish, g, &g->timer) == 0)
         return g;
     gather_free(g);
     return NULL;
@@ -121,9 +112,9 @@ void gw_gather(struct gw_req *q)
         struct gw_target_view v;
         if (!gw_fleet_view(f, i, &v) || !v.worker || v.state == GW_TARGET_RETIRED) continue;
         g->page[g->n].index = i;
-        g->part[g->n].gather = g;
+        g->page[g->n].gather = g;
         if (v.state == GW_TARGET_READY || v.state == GW_TARGET_DRAINING)
-            ask_target(q, i, path.data, &g->part[g->n]);
+            ask_target(q, i, path.data, &g->page[g->n]);
         g->n++;
     }
     buf_fini(&path);

@@ -12,6 +12,8 @@ struct gw_page {
     unsigned index;
     int status; /* HTTP status, 0 = no answer */
     struct buf body;
+    struct gw_gather *gather;
+    struct http_call *call; /* while it is under way */
 };
 /* Ask every ready worker for the route's page; its `gathered` comes later, at the latest when the
  * time is over, unless q closes. */

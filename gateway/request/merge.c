@@ -77,7 +77,7 @@ static int add_comment(struct gw_merge_family *f, const char *rest, size_t len, 
     return r < 0 ? r : buf_addc(&f->head, '\n');
 }
 
-static int merge_text(struct gw_merge *m, int worker, const char *text, size_t len)
+int gw_merge_page(struct gw_merge *m, int worker, const char *text, size_t len)
 {
     char family[200] = "";
     bool rename = false;
@@ -113,19 +113,8 @@ static int merge_text(struct gw_merge *m, int worker, const char *text, size_t l
                  : add_sample(f, rename, worker, line, n);
         if (r < 0) return r;
     }
+    if (worker < 0) m->n_own = m->n;
     return 0;
-}
-
-int gw_merge_own(struct gw_merge *m, const char *text, size_t len)
-{
-    int r = merge_text(m, -1, text, len);
-    m->n_own = m->n;
-    return r;
-}
-
-int gw_merge_worker(struct gw_merge *m, unsigned index, const char *text, size_t len)
-{
-    return merge_text(m, (int)index, text, len);
 }
 
 int gw_merge_render(const struct gw_merge *m, struct buf *out)

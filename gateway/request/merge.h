@@ -3,7 +3,7 @@
  * Worker samples get a label worker="N". A worker family that the gateway has, too, is renamed from
  * kvblend_x to kvblend_worker_x, so that a name means one thing and every family stands once, with
  * one HELP and TYPE line.
- * Life cycle: {0} → gw_merge_own() → gw_merge_worker()… → gw_merge_render() → gw_merge_fini().
+ * Life cycle: {0} → gw_merge_page()… → gw_merge_render() → gw_merge_fini().
  * Thread: any. Format: Prometheus text exposition 0.0.4. */
 #ifndef GATEWAY_REQUEST_MERGE_H
 #define GATEWAY_REQUEST_MERGE_H
@@ -16,8 +16,8 @@ struct gw_merge {
     struct gw_merge_family *family;
     size_t n, n_own;
 };
-int gw_merge_own(struct gw_merge *m, const char *text, size_t len);
-int gw_merge_worker(struct gw_merge *m, unsigned index, const char *text, size_t len);
+/* worker: its index, or -1 for the gateway's own page, which comes first. */
+int gw_merge_page(struct gw_merge *m, int worker, const char *text, size_t len);
 int gw_merge_render(const struct gw_merge *m, struct buf *out);
 void gw_merge_fini(struct gw_merge *m);
 

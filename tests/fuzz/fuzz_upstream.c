@@ -59,8 +59,8 @@ static void metrics(const char *p, size_t len)
 {
     struct gw_merge m = {0};
     struct buf out = BUF_INIT;
-    ASSERT(gw_merge_own(&m, "# HELP a A.\n# TYPE a gauge\na 1\n", 31) == 0);
-    if (gw_merge_worker(&m, 0, p, len) == 0 && gw_merge_worker(&m, 1, p, len / 2) == 0)
+    ASSERT(gw_merge_page(&m, -1, "# HELP a A.\n# TYPE a gauge\na 1\n", 31) == 0);
+    if (gw_merge_page(&m, 0, p, len) == 0 && gw_merge_page(&m, 1, p, len / 2) == 0)
         ASSERT(gw_merge_render(&m, &out) == 0);
     buf_fini(&out);
     gw_merge_fini(&m);

@@ -13,9 +13,9 @@ TEST(names_and_labels)
 {
     struct gw_merge m = {0};
     struct buf b = BUF_INIT;
-    ASSERT_OK(gw_merge_own(&m, own, sizeof own - 1));
-    ASSERT_OK(gw_merge_worker(&m, 0, worker, sizeof worker - 1));
-    ASSERT_OK(gw_merge_worker(&m, 1, worker, sizeof worker - 1));
+    ASSERT_OK(gw_merge_page(&m, -1, own, sizeof own - 1));
+    ASSERT_OK(gw_merge_page(&m, 0, worker, sizeof worker - 1));
+    ASSERT_OK(gw_merge_page(&m, 1, worker, sizeof worker - 1));
     ASSERT_OK(gw_merge_render(&m, &b));
     ASSERT_STREQ(buf_cstr(&b),
                  "# HELP kvblend_a A.\n# TYPE kvblend_a gauge\nkvblend_a 1\n"
@@ -38,8 +38,8 @@ TEST(odd_input_is_survived)
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         struct gw_merge m = {0};
         struct buf b = BUF_INIT;
-        ASSERT_OK(gw_merge_own(&m, own, sizeof own - 1));
-        ASSERT_OK(gw_merge_worker(&m, 0, texts[i], strlen(texts[i])));
+        ASSERT_OK(gw_merge_page(&m, -1, own, sizeof own - 1));
+        ASSERT_OK(gw_merge_page(&m, 0, texts[i], strlen(texts[i])));
         ASSERT_OK(gw_merge_render(&m, &b));
         ASSERT_TRUE(b.len >= sizeof own - 1);
         gw_merge_fini(&m);
@@ -53,7 +53,7 @@ TEST(lines_that_are_no_text_are_left_out)
     static const char page[] = "# HELP \0x X.\n\0 1\nb\0 2\nc 3\n";
     struct gw_merge m = {0};
     struct buf b = BUF_INIT;
-    ASSERT_OK(gw_merge_worker(&m, 0, page, sizeof page - 1));
+    ASSERT_OK(gw_merge_page(&m, 0, page, sizeof page - 1));
     ASSERT_OK(gw_merge_render(&m, &b));
     ASSERT_STREQ(buf_cstr(&b), "c{worker=\"0\"} 3\n");
     gw_merge_fini(&m);
