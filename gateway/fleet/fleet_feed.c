@@ -172,7 +172,6 @@ static void on_feed_end(void *ctx, int status)
     struct gw_fleet *f = t->probe.fleet;
     struct gw_feed *x = &t->feed;
     x->call = NULL;
-    gw_stats_set(GW_M_DIRECTORY, (double)gw_directory_count(f->directory));
     if (status < 0) {
         try_later(t, "lost");
     } else if (x->status != 200) {
@@ -247,5 +246,4 @@ void gw_feed_stop(struct gw_target *t)
     f->n_feeds--;
     tell_load(t, NULL);
     gw_directory_forget(f->directory, t->index);
-    gw_stats_set(GW_M_DIRECTORY, (double)gw_directory_count(f->directory));
 }

@@ -39,15 +39,6 @@ void fleet_breaker_reset(struct gw_fleet *f, struct gw_target *t)
     t->health.breaker.rule.timeouts_max = 0;
 }
 
-static void count_ready(struct gw_fleet *f)
-{
-    unsigned n = 0;
-    for (size_t i = 0; i < f->n; i++)
-        n += f->target[i]->worker && f->target[i]->health.state == GW_TARGET_READY &&
-             !f->target[i]->retired;
-    gw_stats_set(GW_M_READY, n);
-}
-
 void fleet_set_health(struct gw_fleet *f, struct gw_target *t, enum gw_target_state s)
 {
     enum gw_target_state old = t->health.state;
@@ -58,7 +49,6 @@ void fleet_set_health(struct gw_fleet *f, struct gw_target *t, enum gw_target_st
               "target=%s index=%u address=%s state=%s%s%s%s", t->name, t->index, t->at.address,
               gw_target_state_name(s), t->health.why[0] ? " reason=\"" : "", t->health.why,
               t->health.why[0] ? "\"" : "");
-    count_ready(f);
     if (s == GW_TARGET_READY) {
         uint64_t now = clock_ns();
         if (t->health.ready_since_ns) t->health.slow_from_ns = now; /* it comes back: gently */
@@ -122,7 +112,6 @@ void fleet_retire_if_idle(struct gw_fleet *f, struct gw_target *t)
     t->up = NULL;
     log_event(LOG_NOTICE, t->worker ? "worker.state" : "upstream.state",
               "target=%s index=%u address=%s state=retired", t->name, t->index, t->at.address);
-    count_ready(f);
     t->news |= FLEET_PROBE; /* the control loop ends its probes */
     fleet_wake(f);
 }

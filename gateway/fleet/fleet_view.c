@@ -3,6 +3,7 @@
 
 #include "base/assert.h"
 #include "base/clock.h"
+#include "gateway/process/stats.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -206,7 +207,13 @@ static void put_samples(const struct gw_target *t, size_t family, struct buf *b)
 
 int gw_fleet_metrics(const struct gw_fleet *f, struct buf *out)
 {
+    unsigned n_ready = 0;
+    if (f->directory) gw_stats_set(GW_M_DIRECTORY, (double)gw_directory_count(f->directory));
     fleet_lock(f);
+    for (size_t i = 0; i < f->n; i++)
+        n_ready += f->target[i]->worker && f->target[i]->health.state == GW_TARGET_READY &&
+                   !f->target[i]->retired;
+    gw_stats_set(GW_M_READY, n_ready);
     for (size_t i = 0; i <= BY_STATUS; i++) {
         const char *name = families[i].name;
         (void)buf_addf(out, "# HELP %s %s\n# TYPE %s %s\n", name, families[i].help, name,

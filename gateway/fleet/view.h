@@ -53,7 +53,7 @@ int gw_fleet_model(const struct gw_fleet *f, const char *id, struct buf *out);
 int gw_fleet_list_models(const struct gw_fleet *f, const struct gw_key *key, struct buf *out);
 /* All targets of these kinds (GW_SERVES_WORKER | GW_SERVES_UPSTREAM) as a JSON array. */
 int gw_fleet_format(const struct gw_fleet *f, unsigned kinds, struct buf *out);
-/* kvblend_gateway_upstream_* of all targets, in Prometheus' text form. */
+/* kvblend_gateway_upstream_* of all targets, in Prometheus' text form; sets the fleet's gauges. */
 int gw_fleet_metrics(const struct gw_fleet *f, struct buf *out);
 
 #endif

@@ -2,11 +2,15 @@
 
 #include "base/buf.h"
 #include "base/net/http.h"
+#include "gateway/process/config.h"
 
 #include <arpa/inet.h>
 #include <string.h>
 
-enum { ASKED_BYTES_MAX = 1024 };
+enum {
+    ASKED_BYTES_MAX = 1024,
+    MAX_AGE_S = 600, /* what is allowed may change with a reload */
+};
 
 /* Where the domain begins that a pattern means all subdomains of, with its dot; NULL: it does not.
  */
@@ -43,42 +47,42 @@ bool gw_cors_pattern_ok(const char *pattern)
     return *host && !strchr(host, '/') && !strchr(host, '*');
 }
 
-bool gw_cors_allows(const struct gw_cors *c, const char *origin)
+bool gw_cors_allows(const struct gw_strs *origins, const char *origin)
 {
     /* The value goes back into a header. Printable ASCII is all an origin is made of. */
     for (const char *p = origin; *p; p++)
         if (*p <= 0x20 || *p >= 0x7f) return false;
-    for (size_t i = 0; i < c->n_origins; i++)
-        if (matches(c->origins[i], origin)) return true;
+    for (size_t i = 0; i < origins->n; i++)
+        if (matches(origins->v[i], origin)) return true;
     return false;
 }
 
-static bool any_origin(const struct gw_cors *c)
+static bool any_origin(const struct gw_strs *origins)
 {
-    for (size_t i = 0; i < c->n_origins; i++)
-        if (strcmp(c->origins[i], "*") == 0) return true;
+    for (size_t i = 0; i < origins->n; i++)
+        if (strcmp(origins->v[i], "*") == 0) return true;
     return false;
 }
 
 /* Allow-Origin, and Vary wherever the answer depends on the origin. 1 allowed, 0 not. */
-static int allow_origin(const struct gw_cors *c, const struct http_head *h, struct buf *out)
+static int allow_origin(const struct gw_strs *origins, const struct http_head *h, struct buf *out)
 {
     const char *origin = http_header_find(h, "origin");
     int r = 0;
-    if (any_origin(c)) {
+    if (any_origin(origins)) {
         r = origin ? buf_adds(out, "Access-Control-Allow-Origin: *\r\n") : 0;
         return r < 0 ? r : origin != NULL;
     }
     r = buf_adds(out, "Vary: Origin\r\n");
-    if (r < 0 || !origin || !gw_cors_allows(c, origin)) return r;
+    if (r < 0 || !origin || !gw_cors_allows(origins, origin)) return r;
     r = buf_addf(out, "Access-Control-Allow-Origin: %s\r\n", origin);
     return r < 0 ? r : 1;
 }
 
-int gw_cors_headers(const struct gw_cors *c, const struct http_head *h, struct buf *out)
+int gw_cors_headers(const struct gw_strs *origins, const struct http_head *h, struct buf *out)
 {
-    if (c->n_origins == 0) return 0;
-    int r = allow_origin(c, h, out);
+    if (origins->n == 0) return 0;
+    int r = allow_origin(origins, h, out);
     if (r <= 0) return r;
     return buf_adds(out,
                     "Access-Control-Expose-Headers: x-request-id, Retry-After, retry-after-ms, "
@@ -89,9 +93,10 @@ int gw_cors_headers(const struct gw_cors *c, const struct http_head *h, struct b
                     "x-kvblend-kv\r\n");
 }
 
-bool gw_cors_is_preflight(const struct gw_cors *c, const char *method, const struct http_head *h)
+bool gw_cors_is_preflight(const struct gw_strs *origins, const char *method,
+                          const struct http_head *h)
 {
-    return c->n_origins > 0 && strcmp(method, "OPTIONS") == 0 && http_header_find(h, "origin") &&
+    return origins->n > 0 && strcmp(method, "OPTIONS") == 0 && http_header_find(h, "origin") &&
            http_header_find(h, "access-control-request-method");
 }
 
@@ -103,16 +108,16 @@ static bool is_name_list(const char *s)
     return n > 0 && n <= ASKED_BYTES_MAX && s[n] == '\0';
 }
 
-int gw_cors_preflight(const struct gw_cors *c, const struct http_head *h, const char *methods,
+int gw_cors_preflight(const struct gw_strs *origins, const struct http_head *h, const char *methods,
                       struct buf *out)
 {
     const char *asked = http_header_find(h, "access-control-request-headers");
-    int r = allow_origin(c, h, out);
+    int r = allow_origin(origins, h, out);
     if (r <= 0) return r;
     r = buf_addf(out,
                  "Vary: Access-Control-Request-Headers\r\nAccess-Control-Allow-Methods: %s\r\n"
-                 "Access-Control-Max-Age: %u\r\n",
-                 methods, c->max_age_s);
+                 "Access-Control-Max-Age: %d\r\n",
+                 methods, MAX_AGE_S);
     if (r == 0 && asked && is_name_list(asked))
         r = buf_addf(out, "Access-Control-Allow-Headers: %s\r\n", asked);
     return r;

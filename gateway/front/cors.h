@@ -14,18 +14,15 @@
 struct buf;
 struct http_head;
 
-struct gw_cors { /* borrowed from the configuration */
-    char *const *origins;
-    size_t n_origins; /* 0: off */
-    unsigned max_age_s;
-};
-bool gw_cors_allows(const struct gw_cors *c, const char *origin);
+struct gw_strs;
+bool gw_cors_allows(const struct gw_strs *origins, const char *origin);
 /* Is this a preflight that the gateway answers? */
-bool gw_cors_is_preflight(const struct gw_cors *c, const char *method, const struct http_head *h);
+bool gw_cors_is_preflight(const struct gw_strs *origins, const char *method,
+                          const struct http_head *h);
 /* Header lines of an answer. 0 or -ENOMEM. */
-int gw_cors_headers(const struct gw_cors *c, const struct http_head *h, struct buf *out);
+int gw_cors_headers(const struct gw_strs *origins, const struct http_head *h, struct buf *out);
 /* Header lines of the answer to a preflight; methods: "GET, POST" of the route. */
-int gw_cors_preflight(const struct gw_cors *c, const struct http_head *h, const char *methods,
+int gw_cors_preflight(const struct gw_strs *origins, const struct http_head *h, const char *methods,
                       struct buf *out);
 /* Against pages that reach for a private address: is the origin the one that was asked (its host
  * and port)? Is a Host header one that no page can borrow by its own DNS: an IP address, localhost

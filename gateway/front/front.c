@@ -107,8 +107,9 @@ static void metrics_gathered(struct gw_req *q, const struct gw_page *pages, size
     struct http_bounds_view bounds = http_bounds_view(q->loop->server->bounds);
     gw_stats_set(GW_M_BODY_BYTES, (double)bounds.body_bytes);
     gw_stats_set(GW_M_EVICTED, (double)bounds.n_evicted);
-    int r = metric_render(&own);
-    if (r == 0) r = gw_fleet_metrics(q->loop->server->fleet, &own);
+    gw_stats_set(GW_M_WAITING, gw_admit_view(&q->loop->server->admit).n_waiting);
+    int r = gw_fleet_metrics(q->loop->server->fleet, &own);
+    if (r == 0) r = metric_render(&own);
     if (r == 0) r = gw_admission_metrics(&q->loop->server->admit, q->settings->keys, &own);
     if (r == 0) r = gw_merge_page(&m, -1, own.data, own.len);
     for (size_t i = 0; r == 0 && i < n; i++)
@@ -253,11 +254,11 @@ static bool admin_ok(struct gw_req *q)
 static bool preflight(struct gw_req *q)
 {
     const struct http_head *h = http_req_head(q->http);
-    struct gw_cors cors = gw_cors_of(gw_config_of(q));
+    const struct gw_strs *origins = &gw_config_of(q)->cors_origins;
     struct buf headers = BUF_INIT;
-    if (!gw_cors_is_preflight(&cors, http_req_method(q->http), h)) return false;
+    if (!gw_cors_is_preflight(origins, http_req_method(q->http), h)) return false;
     (void)http_header_add(&headers, "x-request-id", q->id);
-    (void)gw_cors_preflight(&cors, h, q->route->methods, &headers);
+    (void)gw_cors_preflight(origins, h, q->route->methods, &headers);
     q->stage = GW_ANSWERED;
     q->status = 204;
     (void)http_reply(q->http, 204, NULL, buf_cstr(&headers), NULL, 0);
@@ -432,13 +433,12 @@ static void on_refuse(void *ctx, int status, const char *why, const struct http_
     struct gw_loop *loop = ctx;
     enum gw_error e = gw_error_of_status(status);
     struct gw_settings *settings = gw_server_settings(loop->server);
-    struct gw_cors cors = gw_cors_of(settings->config);
     struct gw_req q = {.status = status, .end = GW_END_REFUSED};
     gw_id_choose(head, q.id);
     (void)gw_trace_read(head, &q.trace);
     gw_stats_request(loop->server->stats, &q, false);
     (void)http_header_add(ret_headers, "x-request-id", q.id);
-    (void)gw_cors_headers(&cors, head, ret_headers);
+    (void)gw_cors_headers(&settings->config->cors_origins, head, ret_headers);
     (void)gw_error_headers(e, ret_headers);
     (void)gw_error_body(e, why, NULL, ret_body);
     gw_settings_unref(settings);

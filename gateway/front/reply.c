@@ -14,20 +14,12 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { CORS_MAX_AGE_S = 600 }; /* what is allowed may change with a reload */
-
-struct gw_cors gw_cors_of(const struct gw_config *c)
-{
-    return (struct gw_cors){c->cors_origins.v, c->cors_origins.n, CORS_MAX_AGE_S};
-}
-
 int gw_answer_headers(const struct gw_req *q, struct buf *out)
 {
-    struct gw_cors cors = gw_cors_of(gw_config_of(q));
     int r = buf_reserve(out, 256);
     if (r == 0) r = http_header_add(out, "x-request-id", q->id);
     if (r == 0 && q->limit.shown) r = gw_limit_headers(&q->limit.view, out);
-    return r < 0 ? r : gw_cors_headers(&cors, http_req_head(q->http), out);
+    return r < 0 ? r : gw_cors_headers(&gw_config_of(q)->cors_origins, http_req_head(q->http), out);
 }
 
 static void reply(struct gw_req *q, int status, const char *type, const struct buf *extra,

@@ -29,6 +29,5 @@ void gw_answer_json(struct gw_req *q, int status, struct buf *body);
 void gw_answer_text(struct gw_req *q, int status, const char *type, struct buf *body);
 /* Ends a stream that has begun: an error frame where its readers know such frames, else a cut. */
 void gw_answer_break(struct gw_req *q, enum gw_error e, const char *message);
-struct gw_cors gw_cors_of(const struct gw_config *c);
 
 #endif

@@ -22,45 +22,17 @@ static const double overhead_bounds[] = {25e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1
                                          5e-3,  10e-3, 20e-3,  50e-3,  0.1,    0.5,  1};
 static const double queue_bounds[] = {1e-3, 5e-3, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60};
 
-#define GAUGE(n, h)                                                                                \
-    {                                                                                              \
-        .name = (n), .help = (h), .type = METRIC_GAUGE                                             \
-    }
-#define COUNTER(n, h)                                                                              \
-    {                                                                                              \
-        .name = (n), .help = (h), .type = METRIC_COUNTER                                           \
-    }
+static struct metric single[] = {
+#define X(id, kind, metric_name, text)                                                             \
+    [GW_M_##id] = {.name = metric_name, .help = text, .type = METRIC_##kind},
+    GW_METRIC_TABLE(X)
+#undef X
+};
 #define HISTOGRAM(n, b, h)                                                                         \
     {                                                                                              \
         .name = (n), .help = (h), .type = METRIC_HISTOGRAM, .bounds = (b),                         \
         .n_bounds = sizeof(b) / sizeof *(b)                                                        \
     }
-static struct metric single[GW_M_COUNT] = {
-    [GW_M_ACTIVE] = GAUGE("kvblend_requests_active", "Requests being served."),
-    [GW_M_WAITING] = GAUGE("kvblend_gateway_queue_length", "Completions waiting for their turn."),
-    [GW_M_READY] = GAUGE("kvblend_gateway_workers_ready", "Workers and upstreams that can serve."),
-    [GW_M_RELAYED] =
-        COUNTER("kvblend_gateway_relay_bytes_total", "Bytes of answers relayed from workers."),
-    [GW_M_SEGMENTS] = COUNTER("kvblend_gateway_segments_total", "Chunks found in message texts."),
-    [GW_M_RESTARTS] =
-        COUNTER("kvblend_gateway_worker_restarts_total", "Restarts of the own worker."),
-    [GW_M_RETRIES] =
-        COUNTER("kvblend_gateway_retries_total", "Requests sent again after a worker was lost."),
-    [GW_M_FAILOVERS] =
-        COUNTER("kvblend_gateway_failovers_total", "Retries that went to another backend."),
-    [GW_M_ABORTS] =
-        COUNTER("kvblend_gateway_client_aborts_total", "Clients that left before their answer."),
-    [GW_M_LOG_LOST] =
-        COUNTER("kvblend_gateway_log_lines_lost_total", "Access log lines that were dropped."),
-    [GW_M_BODY_BYTES] = GAUGE("kvblend_gateway_body_bytes", "Request bodies in memory."),
-    [GW_M_BODY_REFUSED] = COUNTER("kvblend_gateway_bodies_refused_total",
-                                  "Request bodies refused because limits.body_memory was used up."),
-    [GW_M_EVICTED] =
-        COUNTER("kvblend_gateway_connections_evicted_total",
-                "Idle connections of clients that were closed to make room for others."),
-    [GW_M_DIRECTORY] = GAUGE("kvblend_gateway_directory_texts",
-                             "Texts that workers are known to hold, counted per worker."),
-};
 static struct metric overhead =
     HISTOGRAM("kvblend_gateway_overhead_seconds", overhead_bounds,
               "Time the gateway itself took before a request went to a worker.");

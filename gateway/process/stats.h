@@ -39,22 +39,34 @@ void gw_stats_destroy(struct gw_stats *s);
 /* It ends. aborted: the client left. */
 void gw_stats_request(struct gw_stats *s, const struct gw_req *q, bool aborted);
 
+#define GW_METRIC_TABLE(X)                                                                         \
+    X(ACTIVE, GAUGE, "kvblend_requests_active", "Requests being served.")                          \
+    X(WAITING, GAUGE, "kvblend_gateway_queue_length", "Completions waiting for their turn.")       \
+    X(READY, GAUGE, "kvblend_gateway_workers_ready", "Workers and upstreams that can serve.")      \
+    X(RELAYED, COUNTER, "kvblend_gateway_relay_bytes_total",                                       \
+      "Bytes of answers relayed from workers.")                                                    \
+    X(SEGMENTS, COUNTER, "kvblend_gateway_segments_total", "Chunks found in message texts.")       \
+    X(RESTARTS, COUNTER, "kvblend_gateway_worker_restarts_total", "Restarts of the own worker.")   \
+    X(RETRIES, COUNTER, "kvblend_gateway_retries_total",                                           \
+      "Requests sent again after a worker was lost.")                                              \
+    X(FAILOVERS, COUNTER, "kvblend_gateway_failovers_total",                                       \
+      "Retries that went to another backend.")                                                     \
+    X(ABORTS, COUNTER, "kvblend_gateway_client_aborts_total",                                      \
+      "Clients that left before their answer.")                                                    \
+    X(LOG_LOST, COUNTER, "kvblend_gateway_log_lines_lost_total",                                   \
+      "Access log lines that were dropped.")                                                       \
+    X(BODY_BYTES, GAUGE, "kvblend_gateway_body_bytes", "Request bodies in memory.")                \
+    X(BODY_REFUSED, COUNTER, "kvblend_gateway_bodies_refused_total",                               \
+      "Request bodies refused because limits.body_memory was used up.")                            \
+    X(EVICTED, COUNTER, "kvblend_gateway_connections_evicted_total",                               \
+      "Idle connections of clients that were closed to make room for others.")                     \
+    X(DIRECTORY, GAUGE, "kvblend_gateway_directory_texts",                                         \
+      "Texts that workers are known to hold, counted per worker.")
 enum gw_metric {
-    GW_M_ACTIVE,
-    GW_M_WAITING,
-    GW_M_READY,
-    GW_M_RELAYED,
-    GW_M_SEGMENTS,
-    GW_M_RESTARTS,
-    GW_M_RETRIES,
-    GW_M_FAILOVERS,
-    GW_M_ABORTS,
-    GW_M_LOG_LOST,
-    GW_M_BODY_BYTES,
-    GW_M_BODY_REFUSED, /* there was no memory for it */
-    GW_M_EVICTED,
-    GW_M_DIRECTORY,
-    GW_M_COUNT
+#define X(name, ...) GW_M_##name,
+    GW_METRIC_TABLE(X)
+#undef X
+        GW_M_COUNT
 };
 void gw_stats_add(enum gw_metric m, double v);
 void gw_stats_set(enum gw_metric m, double v);

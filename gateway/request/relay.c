@@ -191,11 +191,6 @@ static void has_turn(struct gw_req *q)
     gw_send(q);
 }
 
-static void show_waiting(struct gw_server *server)
-{
-    gw_stats_set(GW_M_WAITING, gw_admit_view(&server->admit).n_waiting);
-}
-
 void gw_relay_arm_queue(struct gw_loop *loop)
 {
     struct gw_admit *a = &loop->server->admit;
@@ -206,7 +201,6 @@ void gw_relay_arm_queue(struct gw_loop *loop)
         gw_admission_refuse(q, GW_SHED_TIMEOUT,
                             "The server is busy; the request waited too long for its turn.");
     }
-    show_waiting(loop->server);
     if (next) http_timer_set(loop->queue_timer, (next - now) / 1000000 + 1);
 }
 
@@ -215,7 +209,6 @@ void gw_relay_take_turns(struct gw_loop *loop)
     for (struct gw_ticket *t; (t = gw_admit_take(&loop->server->admit, loop->index));)
         has_turn(t->user);
     gw_admit_again(&loop->server->admit); /* what they take of a worker is known now */
-    show_waiting(loop->server);
 }
 
 void gw_relay_take_turn(struct gw_req *q)

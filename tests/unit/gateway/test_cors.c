@@ -1,6 +1,7 @@
 #include "base/buf.h"
 #include "base/net/http.h"
 #include "gateway/front/cors.h"
+#include "gateway/process/config.h"
 #include "tests/test.h"
 
 #define H(name, value)                                                                             \
@@ -8,12 +9,12 @@
         name, value, sizeof name - 1, sizeof value - 1                                             \
     }
 
-static char *const some[] = {"https://app.example", "https://*.corp.example:8443"};
-static char *const all[] = {"*"};
+static char *some[] = {"https://app.example", "https://*.corp.example:8443"};
+static char *all[] = {"*"};
 
 TEST(origins)
 {
-    struct gw_cors c = {some, 2, 60};
+    struct gw_strs c = {some, 2};
     ASSERT_TRUE(gw_cors_allows(&c, "https://app.example"));
     ASSERT_TRUE(gw_cors_allows(&c, "https://a.b.corp.example:8443"));
     static const char *const bad[] = {"http://app.example",
@@ -42,7 +43,7 @@ TEST(patterns)
         ASSERT_TRUE(!gw_cors_pattern_ok(bad[i]));
 }
 
-static const char *lines(const struct gw_cors *c, const struct http_head *h, bool preflight)
+static const char *lines(const struct gw_strs *c, const struct http_head *h, bool preflight)
 {
     static struct buf b;
     buf_fini(&b);
@@ -55,7 +56,7 @@ TEST(answers)
     struct http_header good[] = {H("Origin", "https://app.example")},
                        evil[] = {H("Origin", "https://e")};
     struct http_head h = {good, 1}, e = {evil, 1}, none = {good, 0};
-    struct gw_cors off = {NULL, 0, 0}, c = {some, 2, 60}, any = {all, 1, 60};
+    struct gw_strs off = {NULL, 0}, c = {some, 2}, any = {all, 1};
     ASSERT_STREQ(lines(&off, &h, false), "");
     ASSERT_TRUE(strstr(lines(&c, &h, false), "Vary: Origin\r\nAccess-Control-Allow-Origin: "
                                              "https://app.example\r\n") != NULL);
@@ -72,7 +73,7 @@ TEST(preflights)
                               H("Access-Control-Request-Method", "POST"),
                               H("Access-Control-Request-Headers", "authorization,x-stainless-os")};
     struct http_head h = {p, 3}, plain = {p, 1};
-    struct gw_cors off = {NULL, 0, 0}, c = {some, 2, 60};
+    struct gw_strs off = {NULL, 0}, c = {some, 2};
     ASSERT_TRUE(gw_cors_is_preflight(&c, "OPTIONS", &h));
     ASSERT_TRUE(!gw_cors_is_preflight(&c, "POST", &h) &&
                 !gw_cors_is_preflight(&off, "OPTIONS", &h));
@@ -81,7 +82,7 @@ TEST(preflights)
     ASSERT_TRUE(strstr(a, "Access-Control-Allow-Methods: POST\r\n") != NULL);
     ASSERT_TRUE(strstr(a, "Access-Control-Allow-Headers: authorization,x-stainless-os\r\n") !=
                 NULL);
-    ASSERT_TRUE(strstr(a, "Access-Control-Max-Age: 60\r\n") != NULL);
+    ASSERT_TRUE(strstr(a, "Access-Control-Max-Age: 600\r\n") != NULL);
     p[2].value = "a\tb: c";
     ASSERT_TRUE(strstr(lines(&c, &h, true), "Allow-Headers") == NULL);
     p[0].value = "https://evil.example";
