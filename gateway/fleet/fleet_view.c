@@ -31,14 +31,6 @@ size_t gw_fleet_count(const struct gw_fleet *f)
     return n;
 }
 
-bool gw_fleet_has_choice(const struct gw_fleet *f)
-{
-    fleet_lock(f);
-    bool choice = f->n_workers > 0 || f->n_upstreams > 1;
-    fleet_unlock(f);
-    return choice;
-}
-
 /* ---- how they are, in words ---- */
 
 void gw_fleet_reasons(const struct gw_fleet *f, const char *model, char ret[GW_REASONS_BYTES])
@@ -71,6 +63,7 @@ struct gw_fleet_count gw_fleet_count_kinds(const struct gw_fleet *f)
         c.hopeful |= !t->drained && (t->own || t->health.state != GW_TARGET_DOWN);
     }
     fleet_unlock(f);
+    c.choice = c.workers > 0 || c.upstreams > 1;
     return c;
 }
 

@@ -20,14 +20,14 @@ struct gw_target_view { /* a copy */
     enum gw_target_state state;
     char why[160]; /* what it failed with last, for people; "": it is well */
 };
-size_t gw_fleet_count(const struct gw_fleet *f);    /* retired ones, too */
-bool gw_fleet_has_choice(const struct gw_fleet *f); /* there may be more than one upstream */
+size_t gw_fleet_count(const struct gw_fleet *f); /* retired ones, too */
 bool gw_fleet_view(const struct gw_fleet *f, unsigned index, struct gw_target_view *ret);
 unsigned gw_fleet_n_ready(const struct gw_fleet *f);
 struct gw_fleet_count { /* those that a registration or reload has not taken away */
     unsigned workers, upstreams, workers_ready, upstreams_ready;
     bool hopeful; /* one that is down may come by itself */
     bool lists;   /* the models of one are known */
+    bool choice;  /* there may be more than one upstream */
 };
 struct gw_fleet_count gw_fleet_count_kinds(const struct gw_fleet *f);
 /* Why those that serve the model (NULL: any) are not well, in words for clients: no names, no

@@ -11,12 +11,10 @@
 #include "gateway/front/cors.h"
 #include "gateway/front/keys.h"
 #include "gateway/front/reply.h"
-#include "gateway/process/admin.h"
 #include "gateway/process/config.h"
 #include "gateway/process/gather.h"
 #include "gateway/process/server.h"
 #include "gateway/request/merge.h"
-#include "gateway/request/read.h"
 #include "gateway/request/relay.h"
 #include "gateway/request/request.h"
 

@@ -1,4 +1,4 @@
-/* front: the public side: request in, route, key; then an answer from memory, or on to read.h. */
+/* front: the public side: request in, route, key; then an answer from memory, or on to relay.h. */
 #ifndef GATEWAY_FRONT_FRONT_H
 #define GATEWAY_FRONT_FRONT_H
 
@@ -34,6 +34,8 @@ struct gw_route {
     void (*gathered)(struct gw_req *q, const struct gw_page *pages, size_t n); /* of gw_gather() */
 };
 
+extern const struct gw_route gw_admin_routes[]; /* admin.c */
+extern const size_t gw_admin_n_routes;
 extern const struct http_server_ops gw_front_ops, gw_admin_ops; /* ctx: struct gw_loop */
 
 #endif

@@ -1,10 +1,9 @@
 /* The admin API's own routes; the rest of /admin/ is the worker's and relayed to it. */
-#include "gateway/process/admin.h"
+#include "gateway/front/front.h"
 
 #include "base/clock.h"
 #include "gateway/fleet/fleet.h"
 #include "gateway/fleet/view.h"
-#include "gateway/front/front.h"
 #include "gateway/front/reply.h"
 #include "gateway/front/keys.h"
 #include "gateway/front/admission.h"
@@ -17,9 +16,9 @@
 #include <string.h>
 #include <unistd.h>
 
-static void add_str(struct buf *b, const char *key, const char *v)
+static void add_str(struct buf *b, const char *before, const char *v)
 {
-    (void)buf_addf(b, "\"%s\":", key);
+    (void)buf_adds(b, before);
     (void)buf_add_json_str(b, v, strlen(v));
 }
 
@@ -40,8 +39,8 @@ static void begin_page(struct gw_server *server, const struct gw_page *page,
                        struct gw_target_view *ret, struct buf *b)
 {
     (void)gw_fleet_view(server->fleet, page->index, ret); /* targets stay in their places */
-    (void)buf_addf(b, "{\"index\":%u,", page->index);
-    add_str(b, "address", ret->address);
+    (void)buf_addf(b, "{\"index\":%u", page->index);
+    add_str(b, ",\"address\":", ret->address);
 }
 
 static void put_worker(struct gw_server *server, const struct gw_page *page, struct buf *b)
@@ -55,8 +54,7 @@ static void put_worker(struct gw_server *server, const struct gw_page *page, str
                    t.n_models);
     if (gw_own_process(server->own, page->index, &pid, &restarts))
         (void)buf_addf(b, ",\"pid\":%d,\"restarts\":%u", pid, restarts);
-    if (t.why[0]) (void)buf_addc(b, ',');
-    if (t.why[0]) add_str(b, "reason", t.why);
+    if (t.why[0]) add_str(b, ",\"reason\":", t.why);
     if (page->status == 200 && page->body.len > 0) {
         (void)buf_adds(b, ",\"status\":");
         (void)buf_add_buf(b, &page->body);
@@ -112,16 +110,10 @@ static void quality_gathered(struct gw_req *q, const struct gw_page *pages, size
 
 static void put_request(const struct gw_req *q, struct buf *b)
 {
-    (void)buf_addc(b, '{');
-    add_str(b, "id", q->id);
-    (void)buf_addc(b, ',');
-    add_str(b, "path", http_req_path(q->http));
-    (void)buf_addc(b, ',');
-    add_str(b, "client", http_req_peer(q->http));
-    if (q->scan.has_model) {
-        (void)buf_addc(b, ',');
-        add_str(b, "model", q->scan.model);
-    }
+    add_str(b, "{\"id\":", q->id);
+    add_str(b, ",\"path\":", http_req_path(q->http));
+    add_str(b, ",\"client\":", http_req_peer(q->http));
+    if (q->scan.has_model) add_str(b, ",\"model\":", q->scan.model);
     (void)buf_addf(b,
                    ",\"stage\":\"%s\",\"age_ms\":%.1f,\"worker\":%d,\"stream\":%s,"
                    "\"bytes_out\":%llu,\"segments\":%u,\"retries\":%u}",
@@ -209,12 +201,9 @@ static void put_key(const struct gw_key *key, struct gw_admit *a, struct buf *b)
     struct gw_flow f = gw_admit_flow(a, &key->account->flow);
     const double all = gw_admit_view(a).work;
     gw_account_view(key->account, &key->limit, clock_ns(), &v);
-    (void)buf_addc(b, '{');
-    add_str(b, "id", key->id);
-    if (key->name_space) (void)buf_addc(b, ',');
-    if (key->name_space) add_str(b, "namespace", key->name_space);
-    if (key->models) (void)buf_addc(b, ',');
-    if (key->models) add_str(b, "models", key->models);
+    add_str(b, "{\"id\":", key->id);
+    if (key->name_space) add_str(b, ",\"namespace\":", key->name_space);
+    if (key->models) add_str(b, ",\"models\":", key->models);
     (void)buf_addf(b, ",\"running\":%u,\"concurrency\":%u,\"rpm\":%u,\"tpm\":%u", v.n_running,
                    v.limit.running_max, v.limit.requests_per_min, v.limit.tokens_per_min);
     if (v.limit.requests_per_min) (void)buf_addf(b, ",\"requests_left\":%u", v.requests_left);

@@ -13,7 +13,6 @@
 #include "gateway/front/reply.h"
 #include "gateway/process/config.h"
 #include "gateway/process/server.h"
-#include "gateway/request/read.h"
 #include "gateway/request/relay.h"
 #include "gateway/request/request.h"
 

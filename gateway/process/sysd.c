@@ -5,6 +5,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "base/net/http.h"
+#include "base/opt.h"
 
 #include <fcntl.h>
 #include <stdbool.h>
@@ -30,14 +31,11 @@ struct gw_sysd {
 };
 
 /* A whole number out of a variable; 0 when it is not set, -1 when it is none. */
-static long long number_of(const char *variable)
+static int64_t number_of(const char *variable)
 {
     const char *text = getenv(variable);
-    char *end;
-    if (!text) return 0;
-    errno = 0;
-    long long v = strtoll(text, &end, 10);
-    return errno || *end || end == text || v < 0 ? -1 : v;
+    int64_t v = 0;
+    return text && (opt_parse_int(text, &v) < 0 || v < 0) ? -1 : v;
 }
 
 /* Are the variables, of which `pid_variable` names the process, meant for us? */
@@ -48,7 +46,7 @@ static bool for_us(const char *pid_variable)
 
 static int read_fds(struct gw_sysd *s, struct err *err)
 {
-    long long n = getenv("LISTEN_PID") && for_us("LISTEN_PID") ? number_of("LISTEN_FDS") : 0;
+    int64_t n = getenv("LISTEN_PID") && for_us("LISTEN_PID") ? number_of("LISTEN_FDS") : 0;
     if (n < 0 || n > FDS_MAX)
         return err_set(err, -EINVAL, "LISTEN_FDS: expected 0 to %d, found \"%.20s\"", FDS_MAX,
                        getenv("LISTEN_FDS"));
@@ -77,7 +75,7 @@ static void on_watchdog(void *arg)
 
 static int start_watchdog(struct gw_sysd *s, struct http_loop *l)
 {
-    long long period_us = for_us("WATCHDOG_PID") ? number_of("WATCHDOG_USEC") : 0;
+    int64_t period_us = for_us("WATCHDOG_PID") ? number_of("WATCHDOG_USEC") : 0;
     if (period_us <= 0 || !s->notify[0]) return 0;
     s->watchdog_ms = (uint64_t)period_us / 2000; /* half the time, as sd_watchdog_enabled(3) says */
     int r = http_timer_create(l, on_watchdog, s, &s->watchdog);

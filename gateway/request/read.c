@@ -1,6 +1,6 @@
 /* From a complete body to a request that can take its turn: its head, its chunks, the model that a
  * form names. Long bodies are scanned on helper threads, as copies. */
-#include "gateway/request/read.h"
+#include "gateway/request/relay.h"
 
 #include "base/jobs.h"
 #include "base/mem.h"
@@ -9,7 +9,6 @@
 #include "gateway/front/admission.h"
 #include "gateway/process/config.h"
 #include "gateway/process/server.h"
-#include "gateway/request/relay.h"
 #include "gateway/request/request.h"
 
 #include <ctype.h>
@@ -296,7 +295,7 @@ void gw_read_begin(struct gw_req *q)
         return;
     }
     gw_scan_init(&q->scan, body, len, true);
-    q->scan.lone = !gw_fleet_has_choice(q->loop->server->fleet);
+    q->scan.lone = !gw_fleet_count_kinds(q->loop->server->fleet).choice;
     scan_body(q, gw_scan_head, GW_SCAN_HEAD_INLINE_MAX, head_read);
 }
 

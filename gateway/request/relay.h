@@ -1,4 +1,4 @@
-/* relay: a request's way through its stages once read.h has read its body.
+/* relay: a request's way through its stages: read.c reads its body, relay.c does the rest.
  *
  * READING → SCANNING → (QUEUED) → (PARKED: its targets are full or unsure) → CALLING → RELAYING →
  * ANSWERED; it can be closed at every stage, and gives back then whatever it holds (ticket, lease,
@@ -13,8 +13,11 @@
 
 struct gw_loop;
 struct gw_req;
-void gw_relay_take_turn(struct gw_req *q); /* charge it, then queue or send it */
-void gw_relay_close(struct gw_req *q);     /* give back whatever it holds */
+void gw_read_begin(struct gw_req *q);         /* the body is complete; q->route->target is set */
+void gw_read_free_jobs(struct gw_loop *loop); /* once the helpers have ended */
+void gw_read_forget(struct gw_req *q);        /* what was read; a helper's job goes on without q */
+void gw_relay_take_turn(struct gw_req *q);    /* charge it, then queue or send it */
+void gw_relay_close(struct gw_req *q);        /* give back whatever it holds */
 void gw_relay_cut(struct gw_req *q, enum gw_error e, const char *message); /* end it now */
 void gw_relay_take_turns(struct gw_loop *loop);  /* tickets were granted */
 void gw_relay_call_parked(struct gw_loop *loop); /* targets have changed */

@@ -1,7 +1,7 @@
 /* request: one request of the gateway, from its head to the last byte of its answer.
  *
  * It belongs to the loop that accepted it and is touched by that loop's thread only. front.h
- * routes, read.h reads its body, relay.h takes it through its turn, send.h brings it to a target,
+ * routes, read.c reads its body, relay.h takes it through its turn, send.h brings it to a target,
  * answer.h brings the answer back; each keeps its own part in here. */
 #ifndef GATEWAY_REQUEST_REQUEST_H
 #define GATEWAY_REQUEST_REQUEST_H

@@ -587,7 +587,7 @@ TEST(there_is_no_other)
     site_init(&s);
     stub_start(&s, &s.stub[0], "127.0.0.1:0");
     ASSERT_OK(SET_UPSTREAMS(&s, "%0 name=a models=m health=off"));
-    ASSERT_TRUE(!gw_fleet_has_choice(s.fleet));
+    ASSERT_TRUE(!gw_fleet_count_kinds(s.fleet).choice);
     struct gw_want w = {.model = "m", .tried = {1}, .untried = true};
     ASSERT_EQ(gw_fleet_pick(s.fleet, &w, &l, NULL), GW_PICK_DOWN);
     ASSERT_EQ(view(&s, "a").n_picked, 0);
@@ -732,7 +732,7 @@ TEST(priorities_are_groups)
     ASSERT_OK(SET_UPSTREAMS(&s, "%0 name=late models=m priority=2 health=off",
                             "%0 name=first models=m max_inflight=1 health=off",
                             "%0 name=next models=m priority=1 health=off"));
-    ASSERT_TRUE(gw_fleet_has_choice(s.fleet));
+    ASSERT_TRUE(gw_fleet_count_kinds(s.fleet).choice);
     for (unsigned i = 0; i < 10; i++)
         ASSERT_STREQ(who(&s, "m"), "first");
     ASSERT_EQ(pick(&s, "m", &l), GW_PICK_OK);
@@ -859,7 +859,7 @@ TEST(a_single_worker_judges_names_itself)
     s.stub[0].health = 503;
     ASSERT_EQ(gw_fleet_add_worker(s.fleet, s.stub[0].address, false, &i), 0);
     ASSERT_EQ(gw_fleet_add_worker(s.fleet, s.stub[0].address, false, &i), 1);
-    ASSERT_TRUE(gw_fleet_has_choice(s.fleet)); /* where the chunks are still matters */
+    ASSERT_TRUE(gw_fleet_count_kinds(s.fleet).choice); /* where the chunks are still matters */
     gw_fleet_start(s.fleet);
     run_for(&s, 30);
     ASSERT_EQ(how(&s, "whatever"), GW_PICK_LOADING);
