@@ -195,15 +195,13 @@ int fus_sampler_pick(struct fus_sampler *s, float *logits, const int32_t *banned
 double fus_kl(const float *p, const float *q, size_t n, bool *ret_agree)
 {
     const int32_t best_p = arg_max(p, n), best_q = arg_max(q, n);
-    const double max_p = (double)p[best_p], max_q = (double)q[best_q];
-    double sum_p = 0, sum_q = 0, sum = 0;
+    const double z_p = (double)p[best_p] + log(exp_sum(p, n, (double)p[best_p])),
+                 z_q = (double)q[best_q] + log(exp_sum(q, n, (double)q[best_q]));
+    double kl = 0; /* summed as it is small: of rows that are close nothing cancels */
     for (size_t i = 0; i < n; i++) {
-        const double w = exp((double)p[i] - max_p);
-        sum_p += w;
-        sum_q += exp((double)q[i] - max_q);
-        if (w > 0) sum += w * (((double)p[i] - max_p) - ((double)q[i] - max_q));
+        const double lp = (double)p[i] - z_p, w = exp(lp);
+        if (!(w <= 0)) kl += w * (lp - ((double)q[i] - z_q));
     }
     *ret_agree = best_p == best_q;
-    const double kl = sum / sum_p - log(sum_p) + log(sum_q);
     return kl < 0 ? 0 : kl; /* rounding; NAN stays */
 }

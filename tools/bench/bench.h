@@ -109,7 +109,7 @@ int bench_sense_chunk(struct bench *b, struct bench_text chunk, const struct ben
                       size_t n_before, bool again);
 
 /* Methods that ask about each chunk by itself (mapreduce.h). */
-enum map_kind { MAP_NONE, MAP_REDUCE, MAP_RERANK, MAP_KINDS };
+enum map_kind { MAP_NONE, MAP_REDUCE, MAP_RERANK };
 
 struct bench_run {     /* how to run a prompt */
     enum map_kind map; /* MAP_NONE: by the strategy */

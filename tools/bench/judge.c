@@ -2,12 +2,13 @@
 
 #include "base/buf.h"
 #include "base/mem.h"
+#include "fusor/core/sample.h"
 #include "tools/bench/contexts.h"
 
 #include <math.h>
 #include <string.h>
 
-const struct verdict verdict_none = {NAN, NAN, NAN, {NAN, NAN, NAN}, NAN, NAN, NAN};
+const struct verdict verdict_none = {NAN, NAN, {NAN, NAN, NAN}, NAN, NAN, NAN};
 
 /* ---- running ---- */
 
@@ -81,16 +82,14 @@ static int run_answer(const struct judge *j, struct judge_line *l, struct bench_
 static void judge_logits(const struct judge *j, const struct judge_line *l, const float *logits,
                          struct verdict *v)
 {
-    size_t V = j->b->cfg->V, n = l->n_rows;
+    const size_t V = j->b->cfg->V, next = l->suffix ? l->n_rows - 1 : 0; /* behind the prompt */
     double sum = 0;
-    if (n == 0) return;
-    for (size_t i = 0; i < n; i++)
-        sum += score_kl(l->logits + i * V, logits + i * V, V);
-    /* The token that follows the prompt. */
-    const size_t next = (l->suffix ? n - 1 : 0) * V;
-    v->kl_forced = sum / (double)n;
-    v->kl_first = score_kl(l->logits + next, logits + next, V);
-    v->top1 = bench_argmax(l->logits + next, V) == bench_argmax(logits + next, V);
+    for (size_t i = 0; i < l->n_rows; i++) {
+        bool agrees;
+        sum += fus_kl(l->logits + i * V, logits + i * V, V, &agrees);
+        if (i == next) v->top1 = agrees;
+    }
+    if (l->n_rows > 0) v->kl_forced = sum / (double)l->n_rows;
 }
 
 int judge_run(const struct judge *j, struct judge_line *l, const struct bench_run *how,

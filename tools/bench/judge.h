@@ -32,8 +32,8 @@ struct judge_line {
     size_t n_answer;
 };
 struct verdict { /* NAN: nothing ran or was generated, or the line does not say what is right */
-    double kl_forced, kl_first; /* nats */
-    double top1;                /* 1: the first token is full's */
+    double kl_forced; /* nats */
+    double top1;      /* 1: the first token is full's */
     struct score score;
     double ttft_ms;
     double n_recomputed, cost; /* token-layers, as a share of full's */

@@ -4,7 +4,6 @@
 #include "base/mem.h"
 
 #include <ctype.h>
-#include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
@@ -107,25 +106,4 @@ int score_answer(const char *answer, const char *expected, struct score *ret)
     words_fini(&got);
     words_fini(&want);
     return r;
-}
-
-static double log_sum_exp(const float *x, size_t n)
-{
-    float top = x[0];
-    for (size_t i = 1; i < n; i++)
-        top = x[i] > top ? x[i] : top;
-    double sum = 0;
-    for (size_t i = 0; i < n; i++)
-        sum += exp((double)x[i] - (double)top);
-    return (double)top + log(sum);
-}
-
-double score_kl(const float *p_logits, const float *q_logits, size_t n)
-{
-    double zp = log_sum_exp(p_logits, n), zq = log_sum_exp(q_logits, n), kl = 0;
-    for (size_t i = 0; i < n; i++) {
-        double lp = (double)p_logits[i] - zp;
-        kl += exp(lp) * (lp - ((double)q_logits[i] - zq));
-    }
-    return kl > 0 ? kl : 0; /* rounding */
 }

@@ -6,15 +6,10 @@
 #ifndef TOOLS_BENCH_SCORE_H
 #define TOOLS_BENCH_SCORE_H
 
-#include <stddef.h>
-
 struct score {
     double exact_match, f1, rouge_l;
 };
 /* -ENOMEM or 0. */
 int score_answer(const char *answer, const char *expected, struct score *ret);
-
-/* KL(p || q) in nats of the softmax of two logit rows of n values. */
-double score_kl(const float *p_logits, const float *q_logits, size_t n);
 
 #endif

@@ -41,15 +41,6 @@ TEST(empty_answer_matches_only_empty)
     ASSERT_NEAR(score("the", "a an").exact_match, 1, 0);
 }
 
-TEST(kl_is_zero_for_equal_and_known_for_two_values)
-{
-    float p[] = {1, 2, 3}, shifted[] = {101, 102, 103};
-    ASSERT_NEAR(score_kl(p, shifted, 3), 0, 1e-9);
-    /* p = (1/2, 1/2), q = (3/4, 1/4): 0.5 ln(2/3) + 0.5 ln 2. */
-    float even[] = {0, 0}, odd[] = {(float)log(3), 0};
-    ASSERT_NEAR(score_kl(even, odd, 2), 0.5 * log(2.0 / 3) + 0.5 * log(2), 1e-6);
-}
-
 TEST(out_of_memory_is_reported)
 {
     const char *expected = "a b c";
