@@ -145,6 +145,17 @@ static double ratio_of(const struct calibration *c)
     return (layers - check) / (L - check);
 }
 
+/* Sensitivity of the first half is measured with as many neighbours as b->profile says. */
+static int sense(struct calibration *c, struct err *err)
+{
+    int r = 0;
+    if (c->judge.neighbours == c->b->profile.neighbours) return 0;
+    c->judge.neighbours = c->b->profile.neighbours;
+    for (size_t i = 0; r == 0 && i < c->search.n; i++)
+        r = judge_build(&c->judge, c->search.lines, i, &c->search.line[i].prompt, true, err);
+    return r;
+}
+
 /* One more candidate, measured on the first half, if the model can have it and it is new. */
 static int try_setting(struct calibration *c, double at, double with, struct err *err)
 {
@@ -156,7 +167,8 @@ static int try_setting(struct calibration *c, double at, double with, struct err
     put(&c->b->profile, c->knob->what, at, with);
     const struct bench_run run = {.strategy = c->knob->strategy, .ratio = (float)ratio_of(c)};
     if (run.ratio < 0) return 0;
-    const int r = evaluate(c, &c->search, &run, x->kl, err);
+    int r = sense(c, err);
+    if (r == 0) r = evaluate(c, &c->search, &run, x->kl, err);
     x->at = at;
     x->with = with;
     x->mean = mean(x->kl, c->search.n);
@@ -216,21 +228,6 @@ static void tell_candidate(struct calibration *c, const struct candidate *x, boo
                  gain.value, gain.lo, gain.hi, chosen ? "  <-" : "");
 }
 
-static int search_knob(struct calibration *c, const struct knob *k, struct err *err)
-{
-    c->knob = k;
-    c->n_cand = 0;
-    const int r = k->walk(c, err);
-    if (r == 0) {
-        const size_t chosen = k->choose(c->cand, c->n_cand, c->search.n);
-        for (size_t i = 0; i < c->n_cand; i++)
-            tell_candidate(c, &c->cand[i], i == chosen);
-        put(&c->p, k->what, c->cand[chosen].at, c->cand[chosen].with);
-    }
-    c->b->profile = c->p;
-    return r;
-}
-
 /* ---- what is searched ---- */
 
 /* Every range of a shallow model; else from 0, L/6, L/3, L/2 to L/2, 2L/3, 5L/6, L, and then those
@@ -251,23 +248,12 @@ static int walk_layers(struct calibration *c, struct err *err)
     return r;
 }
 
-/* The search's chunks once more. */
-static int sense_with(struct calibration *c, unsigned neighbours, struct err *err)
-{
-    int r = 0;
-    c->judge.neighbours = neighbours;
-    for (size_t i = 0; r == 0 && i < c->search.n; i++)
-        r = judge_build(&c->judge, c->search.lines, i, &c->search.line[i].prompt, true, err);
-    return r;
-}
-
 /* Idle time is free, but not endless: many neighbours have to be better than a few. What they say
  * is worth more weight, so they are tried with more. */
 static int walk_neighbours(struct calibration *c, struct err *err)
 {
     double power = 1;
     int r = try_setting(c, c->p.neighbours, c->p.sense_power, err);
-    if (r == 0) r = sense_with(c, NEIGHBOURS_MANY, err);
     for (int i = 0; r == 0 && i < 4; i++, power *= 1.5)
         r = try_setting(c, NEIGHBOURS_MANY, power, err);
     c->cand[1] = c->cand[1 + best_of(c->cand + 1, c->n_cand - 1)]; /* the only one that is told */
@@ -305,6 +291,20 @@ static int walk_check(struct calibration *c, struct err *err)
     return r;
 }
 
+static int search_knob(struct calibration *c, const struct knob *k, struct err *err)
+{
+    c->knob = k;
+    c->n_cand = 0;
+    const int r = k->walk(c, err);
+    if (r < 0) return r;
+    const size_t chosen = k->choose(c->cand, c->n_cand, c->search.n);
+    for (size_t i = 0; i < c->n_cand; i++)
+        tell_candidate(c, &c->cand[i], i == chosen);
+    put(&c->p, k->what, c->cand[chosen].at, c->cand[chosen].with);
+    c->b->profile = c->p;
+    return sense(c, err);
+}
+
 static int search_all(struct calibration *c, struct err *err)
 {
     static const struct knob knob[] = {
@@ -314,11 +314,8 @@ static int search_all(struct calibration *c, struct err *err)
         {SIDE_LAYER, "sidecar layer", POL_SIDE, walk_side, clearly_best},
         {CHECK_LAYER, "check layer", POL_HKVD, walk_check, clearly_best}};
     int r = 0;
-    for (size_t i = 0; r == 0 && i < sizeof knob / sizeof *knob; i++) {
+    for (size_t i = 0; r == 0 && i < sizeof knob / sizeof *knob; i++)
         r = search_knob(c, &knob[i], err);
-        if (r == 0 && c->judge.neighbours != c->p.neighbours)
-            r = sense_with(c, c->p.neighbours, err);
-    }
     return r;
 }
 

@@ -18,13 +18,12 @@ static float *plane_of(const struct encoding *e, float *base, unsigned layer, in
 static int keep_rows(void *ctx, const struct kv_rows *r)
 {
     struct encoding *e = ctx;
-    const size_t GK = (size_t)e->cfg->G * e->cfg->K, at = r->row0 * GK;
-    if (r->layer == 0) return 0; /* depends on the token alone: never stored */
-    int rc = kn_encode_rows(r->st, r->k, r->ld, r->n, GK, e->cfg->K, KN_F32,
-                            plane_of(e, e->one, r->layer, 0) + at);
-    return rc < 0 ? rc
-                  : kn_encode_rows(r->st, r->v, r->ld, r->n, GK, e->cfg->K, KN_F32,
-                                   plane_of(e, e->one, r->layer, 1) + at);
+    const size_t GK = (size_t)e->cfg->G * e->cfg->K;
+    int rc = 0;
+    for (int v = 0; rc == 0 && v < 2 && r->layer > 0; v++) /* layer 0 is never stored */
+        rc = kn_encode_rows(r->st, v ? r->v : r->k, r->ld, r->n, GK, e->cfg->K, KN_F32,
+                            plane_of(e, e->one, r->layer, v) + r->row0 * GK);
+    return rc;
 }
 
 static void note_status(void *ctx, int status)
