@@ -25,13 +25,13 @@ const char *gpu_name(const struct gpu *g)
 /* A lost device stays lost, whatever its driver says next. */
 static int checked(struct gpu *g, int r)
 {
-    if (r == -EIO) atomic_store(&g->lost, true);
+    if (r == -EIO) __atomic_store_n(&g->lost, true, __ATOMIC_SEQ_CST);
     return r;
 }
 
 #define ALIVE(g)                                                                                   \
     do {                                                                                           \
-        if (atomic_load(&(g)->lost)) return -EIO;                                                  \
+        if (__atomic_load_n(&(g)->lost, __ATOMIC_SEQ_CST)) return -EIO;                            \
     } while (0)
 
 int gpu_alloc(struct gpu *g, size_t bytes, void **ret)
@@ -65,21 +65,21 @@ int gpu_stream_create(struct gpu *g, int priority, struct gpu_stream **ret)
     return checked(g, g->ops->stream_create(g, priority, ret));
 }
 
-void gpu_stream_destroy(struct gpu_stream *s)
+void gpu_stream_destroy(struct gpu *g, struct gpu_stream *s)
 {
-    if (s) s->g->ops->stream_destroy(s);
+    if (s) g->ops->stream_destroy(g, s);
 }
 
-int gpu_stream_sync(struct gpu_stream *s)
+int gpu_stream_sync(struct gpu *g, struct gpu_stream *s)
 {
-    ALIVE(s->g);
-    return checked(s->g, s->g->ops->stream_sync(s));
+    ALIVE(g);
+    return checked(g, g->ops->stream_sync(g, s));
 }
 
-int gpu_copy_async(struct gpu_stream *s, void *dst, const void *src, size_t bytes)
+int gpu_copy_async(struct gpu *g, struct gpu_stream *s, void *dst, const void *src, size_t bytes)
 {
-    ALIVE(s->g);
-    return checked(s->g, s->g->ops->copy(s, dst, src, bytes));
+    ALIVE(g);
+    return checked(g, g->ops->copy(g, s, dst, src, bytes));
 }
 
 int gpu_event_create(struct gpu *g, struct gpu_event **ret)
@@ -88,20 +88,19 @@ int gpu_event_create(struct gpu *g, struct gpu_event **ret)
     return checked(g, g->ops->event_create(g, ret));
 }
 
-void gpu_event_destroy(struct gpu_event *e)
+void gpu_event_destroy(struct gpu *g, struct gpu_event *e)
 {
-    if (e) e->g->ops->event_destroy(e);
+    if (e) g->ops->event_destroy(g, e);
 }
 
-int gpu_event_record(struct gpu_event *e, struct gpu_stream *s)
+int gpu_event_record(struct gpu *g, struct gpu_event *e, struct gpu_stream *s)
 {
-    ASSERT(s->g == e->g);
-    ALIVE(e->g);
-    return checked(e->g, e->g->ops->event_record(e, s));
+    ALIVE(g);
+    return checked(g, g->ops->event_record(g, e, s));
 }
 
-int gpu_event_wait(struct gpu_event *e, uint64_t deadline_ns)
+int gpu_event_wait(struct gpu *g, struct gpu_event *e)
 {
-    ALIVE(e->g);
-    return checked(e->g, e->g->ops->event_wait(e, deadline_ns));
+    ALIVE(g);
+    return checked(g, g->ops->event_wait(g, e));
 }

@@ -36,15 +36,16 @@ void gpu_host_unregister(struct gpu *g, void *p);
 
 /* priority 0, or -1: goes before those of 0. */
 int gpu_stream_create(struct gpu *g, int priority, struct gpu_stream **ret);
-void gpu_stream_destroy(struct gpu_stream *s); /* waits for what is queued */
-int gpu_stream_sync(struct gpu_stream *s);     /* waits for it, for paths where all else failed */
-int gpu_copy_async(struct gpu_stream *s, void *dst, const void *src, size_t bytes);
+/* Waits for what is queued; accepts NULL. */
+void gpu_stream_destroy(struct gpu *g, struct gpu_stream *s);
+/* Waits for it, for paths where all else failed. */
+int gpu_stream_sync(struct gpu *g, struct gpu_stream *s);
+int gpu_copy_async(struct gpu *g, struct gpu_stream *s, void *dst, const void *src, size_t bytes);
 
 /* An event fires when all that was queued before its last record is done; unrecorded, it has. */
 int gpu_event_create(struct gpu *g, struct gpu_event **ret);
-void gpu_event_destroy(struct gpu_event *e);
-int gpu_event_record(struct gpu_event *e, struct gpu_stream *s);
-/* deadline_ns: clock_ns(), 0 none; -ETIMEDOUT, at once where it is over. */
-int gpu_event_wait(struct gpu_event *e, uint64_t deadline_ns);
+void gpu_event_destroy(struct gpu *g, struct gpu_event *e); /* accepts NULL */
+int gpu_event_record(struct gpu *g, struct gpu_event *e, struct gpu_stream *s);
+int gpu_event_wait(struct gpu *g, struct gpu_event *e);
 
 #endif

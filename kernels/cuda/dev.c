@@ -50,11 +50,12 @@ struct kn_stream { /* as struct kn_stream_head */
 struct kn_dev {
     struct kn_dev_head head;
     struct cu *cu;
+    struct gpu gpu; /* its number, for mem.h */
     bool bf16;
     enum cu_type weights; /* of layers' weights */
     char *cache_dir;
     bool deferring, pipelining;
-    void *mark[2]; /* events behind pipelined runs, in turns */
+    struct gpu_event *mark[2]; /* events behind pipelined runs, in turns */
     uint64_t n_pipelined;
     bool under_way; /* the last of them, or what was held, for all that the host knows */
     atomic_bool lost;
@@ -78,7 +79,6 @@ struct kn_mat { /* as struct kn_mat_head */
 
 int kn_cuda_create(const struct kn_dev_opts *o, const char *kind, int index,
                    struct kn_dev **ret_dev, struct err *err);
-int kn_cuda_gpu_open(int index, struct gpu **ret, struct err *err); /* gpu.c */
 
 /* ---- memory ---- */
 
@@ -171,7 +171,7 @@ static const struct operand *operand_at(const struct kn_stream *st, const float 
 
 static int gpu(struct kn_dev *d, struct gpu **ret, struct err *err)
 {
-    return kn_cuda_gpu_open(cu_index(d->cu), ret, err);
+    return kn_cuda_gpu_open(d->gpu.index, ret, err);
 }
 
 static struct kn_memory memory(struct kn_dev *d)
@@ -181,7 +181,7 @@ static struct kn_memory memory(struct kn_dev *d)
                                           atomic_load(&d->held[KN_MEM_HOST]),
                           .stage_bytes = d->stage.bytes,
                           .n_allocs = atomic_load(&d->n_allocs)};
-    (void)cu_mem_info(cu_index(d->cu), &m.free_bytes, &m.total_bytes);
+    (void)cu_mem_info(&d->gpu, &m.free_bytes, &m.total_bytes);
     return m;
 }
 
@@ -189,7 +189,7 @@ static int stage_room(struct kn_dev *d, size_t bytes)
 {
     char *base = d->stage.base ? NULL : alloc_block(d, KN_MEM_DEVICE, bytes);
     if (!base) return -ENOMEM;
-    int r = stage_init(&d->stage, cu_index(d->cu), base, bytes);
+    int r = stage_init(&d->stage, &d->gpu, base, bytes);
     if (r < 0) free_block(d, base);
     return r == 0 ? cu_sync(d->cu) : r; /* it is cleared by another stream */
 }
@@ -222,7 +222,7 @@ static void destroy(struct kn_dev *d)
     stage_fini(&d->stage);
     if (d->bad) free_block(d, d->bad);
     for (int i = 0; i < 2; i++)
-        if (d->mark[i]) cu_event_destroy(cu_index(d->cu), d->mark[i]);
+        if (d->mark[i]) cu_event_destroy(&d->gpu, d->mark[i]);
     for (struct block *b = d->blocks, *next; b; b = next) {
         ASSERT(!b->used); /* a caller forgot its memory */
         next = b->next;
@@ -372,10 +372,9 @@ static bool cancelled(const atomic_bool *cancel)
 /* The one before this one is done. */
 static int wait_before(struct kn_dev *d)
 {
-    const int index = cu_index(d->cu);
     const uint64_t n = d->n_pipelined++;
-    int r = cu_event_record(index, d->mark[n % 2], cu_stream(d->cu));
-    if (r == 0 && d->under_way) r = cu_event_sync(index, d->mark[(n + 1) % 2]);
+    int r = cu_event_record(&d->gpu, d->mark[n % 2], cu_stream(d->cu));
+    if (r == 0 && d->under_way) r = cu_event_sync(&d->gpu, d->mark[(n + 1) % 2]);
     d->under_way = true;
     return r;
 }
@@ -600,7 +599,7 @@ static const char *near(struct kn_stream *st, size_t offset, size_t all, const v
                         size_t bytes, int *ret)
 {
     *ret = 0;
-    if (cu_mem_is_device(cu_index(st->dev->cu), from)) return from;
+    if (cu_mem_is_device(&st->dev->gpu, from)) return from;
     char *to = scratch(st, SLOT_STAGE, all);
     *ret = to ? cu_copy(st->dev->cu, to + offset, from, bytes) : -ENOMEM;
     return to + offset;
@@ -776,6 +775,7 @@ int kn_cuda_create(const struct kn_dev_opts *o, const char *kind, int index,
     if (!d) return err_set(err, -ENOMEM, "out of memory");
     d->head.ops = (struct kn_ops){&dev_ops, &mat_ops, &run_ops, &row_ops, &gpu_ops};
     d->stream.dev = d;
+    d->gpu.index = index;
     d->bf16 = o->arith == KN_ARITH_BF16 || (o->arith == KN_ARITH_AUTO && o->allow_bf16);
     d->weights = o->weights == KN_WEIGHTS_FP8    ? CU_FP8
                  : o->weights == KN_WEIGHTS_INT8 ? CU_INT8
@@ -800,7 +800,7 @@ int kn_cuda_create(const struct kn_dev_opts *o, const char *kind, int index,
     };
     d->bad = alloc_block(d, KN_MEM_SHARED, sizeof *d->bad);
     for (int i = 0; d->bad && i < 2; i++)
-        if (cu_event_create(index, &d->mark[i]) < 0) r = -ENOMEM;
+        if (cu_event_create(&d->gpu, &d->mark[i]) < 0) r = -ENOMEM;
     if (!d->bad || r < 0) {
         destroy(d);
         return err_set(err, -ENOMEM, "no memory on the device");

@@ -25,45 +25,46 @@ int cu_mem_use(int index)
     return r;
 }
 
-static void use(int index)
+static void use(const struct gpu *g)
 {
-    (void)cu_mem_use(index);
+    (void)cu_mem_use(g->index);
 }
 
-static cudaStream_t stream_of(void *stream)
+static cudaStream_t stream_of(struct gpu_stream *s)
 {
-    return static_cast<cudaStream_t>(stream);
+    return reinterpret_cast<cudaStream_t>(s);
 }
 
-static cudaEvent_t event_of(void *event)
+static cudaEvent_t event_of(struct gpu_event *e)
 {
-    return static_cast<cudaEvent_t>(event);
+    return reinterpret_cast<cudaEvent_t>(e);
 }
 
-int cu_mem_open(int index, char *name, size_t name_bytes, char *msg, size_t msg_bytes)
+int cu_mem_open(struct gpu *g, char *msg, size_t msg_bytes)
 {
     int n = 0;
     cudaDeviceProp prop;
     cudaError_t e = cudaGetDeviceCount(&n);
-    if (e == cudaSuccess && (index < 0 || index >= n)) {
-        snprintf(msg, msg_bytes, "there is no CUDA device %d, this machine has %d", index, n);
+    if (e == cudaSuccess && (g->index < 0 || g->index >= n)) {
+        snprintf(msg, msg_bytes, "there is no CUDA device %d, this machine has %d", g->index, n);
         return -ENODEV;
     }
-    use(index);
-    if (e == cudaSuccess) e = cudaGetDeviceProperties(&prop, index);
+    use(g);
+    if (e == cudaSuccess) e = cudaGetDeviceProperties(&prop, g->index);
     if (e != cudaSuccess) {
         (void)cudaGetLastError();
-        snprintf(msg, msg_bytes, "CUDA device %d cannot be used: %s", index, cudaGetErrorString(e));
+        snprintf(msg, msg_bytes, "CUDA device %d cannot be used: %s", g->index,
+                 cudaGetErrorString(e));
         return -ENODEV;
     }
-    snprintf(name, name_bytes, "%.63s", prop.name);
+    snprintf(g->name, sizeof g->name, "%.63s", prop.name);
     return 0;
 }
 
-int cu_mem_info(int index, uint64_t *ret_free, uint64_t *ret_total)
+int cu_mem_info(struct gpu *g, uint64_t *ret_free, uint64_t *ret_total)
 {
     size_t free_bytes, total_bytes;
-    use(index);
+    use(g);
     int r = code(cudaMemGetInfo(&free_bytes, &total_bytes));
     if (r < 0) return r;
     *ret_free = free_bytes;
@@ -71,34 +72,34 @@ int cu_mem_info(int index, uint64_t *ret_free, uint64_t *ret_total)
     return 0;
 }
 
-int cu_mem_alloc(int index, size_t bytes, void **ret)
+int cu_mem_alloc(struct gpu *g, size_t bytes, void **ret)
 {
-    use(index);
+    use(g);
     return code(cudaMalloc(ret, bytes));
 }
 
-void cu_mem_free(int index, void *p)
+void cu_mem_free(struct gpu *g, void *p)
 {
-    use(index);
+    use(g);
     (void)code(cudaFree(p));
 }
 
-int cu_mem_pin(int index, void *p, size_t bytes)
+int cu_mem_pin(struct gpu *g, void *p, size_t bytes)
 {
-    use(index);
+    use(g);
     return code(cudaHostRegister(p, bytes, cudaHostRegisterPortable));
 }
 
-void cu_mem_unpin(int index, void *p)
+void cu_mem_unpin(struct gpu *g, void *p)
 {
-    use(index);
+    use(g);
     (void)code(cudaHostUnregister(p));
 }
 
-int cu_mem_is_device(int index, const void *p)
+int cu_mem_is_device(struct gpu *g, const void *p)
 {
     cudaPointerAttributes a;
-    use(index);
+    use(g);
     if (cudaPointerGetAttributes(&a, p) != cudaSuccess) {
         (void)cudaGetLastError();
         return 0;
@@ -108,35 +109,35 @@ int cu_mem_is_device(int index, const void *p)
 
 /* ---- streams ---- */
 
-int cu_stream_create(int index, int urgent, void **ret)
+int cu_stream_create(struct gpu *g, int priority, struct gpu_stream **ret)
 {
     int least = 0, greatest = 0;
     cudaStream_t s;
-    use(index);
+    use(g);
     (void)code(cudaDeviceGetStreamPriorityRange(&least, &greatest));
-    int r =
-        code(cudaStreamCreateWithPriority(&s, cudaStreamNonBlocking, urgent ? greatest : least));
-    if (r == 0) *ret = s;
+    int r = code(
+        cudaStreamCreateWithPriority(&s, cudaStreamNonBlocking, priority < 0 ? greatest : least));
+    if (r == 0) *ret = reinterpret_cast<struct gpu_stream *>(s);
     return r;
 }
 
-void cu_stream_destroy(int index, void *stream)
+void cu_stream_destroy(struct gpu *g, struct gpu_stream *s)
 {
-    use(index);
-    (void)code(cudaStreamSynchronize(stream_of(stream)));
-    (void)code(cudaStreamDestroy(stream_of(stream)));
+    use(g);
+    (void)code(cudaStreamSynchronize(stream_of(s)));
+    (void)code(cudaStreamDestroy(stream_of(s)));
 }
 
-int cu_stream_sync(int index, void *stream)
+int cu_stream_sync(struct gpu *g, struct gpu_stream *s)
 {
-    use(index);
-    return code(cudaStreamSynchronize(stream_of(stream)));
+    use(g);
+    return code(cudaStreamSynchronize(stream_of(s)));
 }
 
-int cu_stream_wait(int index, void *stream, void *event)
+int cu_stream_wait(struct gpu *g, struct gpu_stream *s, struct gpu_event *e)
 {
-    use(index);
-    return code(cudaStreamWaitEvent(stream_of(stream), event_of(event), 0));
+    use(g);
+    return code(cudaStreamWaitEvent(stream_of(s), event_of(e), 0));
 }
 
 static int copy_each(cudaStream_t s, const struct gpu_copy *c, size_t n)
@@ -175,10 +176,10 @@ static int copy_some(cudaStream_t s, const struct gpu_copy *c, size_t n)
 }
 #endif
 
-int cu_stream_copy(int index, void *stream, const struct gpu_copy *c, size_t n)
+int cu_stream_copy(struct gpu *g, struct gpu_stream *stream, const struct gpu_copy *c, size_t n)
 {
     cudaStream_t s = stream_of(stream);
-    use(index);
+    use(g);
 #if defined(CUDART_VERSION) && CUDART_VERSION >= 12080
     static std::atomic<bool> refused;
     for (; n > 1 && !refused; c += n < BATCH ? n : BATCH, n -= n < BATCH ? n : BATCH) {
@@ -194,37 +195,29 @@ int cu_stream_copy(int index, void *stream, const struct gpu_copy *c, size_t n)
 
 /* ---- events ---- */
 
-int cu_event_create(int index, void **ret)
+int cu_event_create(struct gpu *g, struct gpu_event **ret)
 {
     cudaEvent_t e;
-    use(index);
+    use(g);
     int r = code(cudaEventCreateWithFlags(&e, cudaEventDisableTiming | cudaEventBlockingSync));
-    if (r == 0) *ret = e;
+    if (r == 0) *ret = reinterpret_cast<struct gpu_event *>(e);
     return r;
 }
 
-void cu_event_destroy(int index, void *event)
+void cu_event_destroy(struct gpu *g, struct gpu_event *e)
 {
-    use(index);
-    (void)code(cudaEventDestroy(event_of(event)));
+    use(g);
+    (void)code(cudaEventDestroy(event_of(e)));
 }
 
-int cu_event_record(int index, void *event, void *stream)
+int cu_event_record(struct gpu *g, struct gpu_event *e, struct gpu_stream *s)
 {
-    use(index);
-    return code(cudaEventRecord(event_of(event), stream_of(stream)));
+    use(g);
+    return code(cudaEventRecord(event_of(e), stream_of(s)));
 }
 
-int cu_event_query(int index, void *event)
+int cu_event_sync(struct gpu *g, struct gpu_event *e)
 {
-    use(index);
-    cudaError_t r = cudaEventQuery(event_of(event));
-    if (r == cudaErrorNotReady) (void)cudaGetLastError();
-    return r == cudaErrorNotReady ? 0 : r == cudaSuccess ? 1 : code(r);
-}
-
-int cu_event_sync(int index, void *event)
-{
-    use(index);
-    return code(cudaEventSynchronize(event_of(event)));
+    use(g);
+    return code(cudaEventSynchronize(event_of(e)));
 }

@@ -79,14 +79,9 @@ const char *cu_name(const struct cu *c)
     return c->name;
 }
 
-int cu_index(const struct cu *c)
+struct gpu_stream *cu_stream(struct cu *c)
 {
-    return c->index;
-}
-
-void *cu_stream(struct cu *c)
-{
-    return c->stream;
+    return reinterpret_cast<struct gpu_stream *>(c->stream);
 }
 
 /* Shared: managed memory where both sides may touch it at any time, else pinned host memory that

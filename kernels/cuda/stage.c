@@ -7,12 +7,12 @@
 
 enum { ALIGN = 256 };
 
-int stage_init(struct stage *s, int index, char *base, size_t bytes)
+int stage_init(struct stage *s, struct gpu *g, char *base, size_t bytes)
 {
-    *s = (struct stage){.index = index, .first = 1, .next = 1};
-    int r = cu_stream_create(index, 1, &s->stream);
+    *s = (struct stage){.g = g, .first = 1, .next = 1};
+    int r = cu_stream_create(g, -1, &s->stream);
     for (unsigned i = 0; i < STAGE_GROUPS && r == 0; i++)
-        r = cu_event_create(index, &s->group[i].event);
+        r = cu_event_create(g, &s->group[i].event);
     if (r < 0) {
         stage_fini(s);
         return r;
@@ -24,9 +24,9 @@ int stage_init(struct stage *s, int index, char *base, size_t bytes)
 
 void stage_fini(struct stage *s)
 {
-    if (s->stream) cu_stream_destroy(s->index, s->stream);
+    if (s->stream) cu_stream_destroy(s->g, s->stream);
     for (unsigned i = 0; i < STAGE_GROUPS; i++)
-        if (s->group[i].event) cu_event_destroy(s->index, s->group[i].event);
+        if (s->group[i].event) cu_event_destroy(s->g, s->group[i].event);
     *s = (struct stage){0};
 }
 
@@ -39,7 +39,7 @@ static uint64_t place(const struct stage *s, uint64_t head, size_t bytes)
 
 static int copy(struct stage *s, struct gpu_copy *c, size_t *n)
 {
-    int r = *n ? cu_stream_copy(s->index, s->stream, c, *n) : 0;
+    int r = *n ? cu_stream_copy(s->g, s->stream, c, *n) : 0;
     *n = 0;
     return r;
 }
@@ -50,7 +50,7 @@ static bool place_all(const struct stage *s, struct kn_piece *p, size_t n, uint6
     uint64_t head = s->head;
     for (size_t i = 0; i < n; i++) {
         p[i].at = p[i].from;
-        if (cu_mem_is_device(s->index, p[i].from)) continue;
+        if (cu_mem_is_device(s->g, p[i].from)) continue;
         if (p[i].bytes > s->bytes) return false;
         const uint64_t at = place(s, head, p[i].bytes);
         head = at + p[i].bytes;
@@ -79,9 +79,9 @@ int stage_begin(struct stage *s, struct kn_piece *p, size_t n, uint64_t *ret_tur
         if (m == STAGE_COPIES) r = copy(s, c, &m);
     }
     if (r == 0) r = copy(s, c, &m);
-    if (r == 0) r = cu_event_record(s->index, g->event, s->stream);
+    if (r == 0) r = cu_event_record(s->g, g->event, s->stream);
     if (r < 0) { /* some may be queued, and nothing would tell when they are done */
-        (void)cu_stream_sync(s->index, s->stream);
+        (void)cu_stream_sync(s->g, s->stream);
         return r;
     }
     g->end = s->head = end;
@@ -98,15 +98,15 @@ static struct stage_group *group_of(struct stage *s, uint64_t turn)
     return g;
 }
 
-int stage_wait(struct stage *s, void *stream, uint64_t turn)
+int stage_wait(struct stage *s, struct gpu_stream *stream, uint64_t turn)
 {
-    return cu_stream_wait(s->index, stream, group_of(s, turn)->event);
+    return cu_stream_wait(s->g, stream, group_of(s, turn)->event);
 }
 
 void stage_end(struct stage *s, uint64_t turn)
 {
     struct stage_group *g = group_of(s, turn);
-    (void)cu_event_sync(s->index, g->event); /* the host's bytes may go now */
+    (void)cu_event_sync(s->g, g->event); /* the host's bytes may go now */
     g->held = false;
     while (s->first < s->next && !s->group[s->first % STAGE_GROUPS].held)
         s->tail = s->group[s->first++ % STAGE_GROUPS].end;

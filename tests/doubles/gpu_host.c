@@ -1,7 +1,6 @@
 #include "tests/doubles/gpu_host.h"
 
 #include "base/assert.h"
-#include "base/clock.h"
 #include "base/mem.h"
 #include "kernels/gpu_int.h"
 
@@ -9,7 +8,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 /* The emulation shows the mistakes that a device would punish, rather than hiding them:
@@ -42,14 +40,13 @@ struct item { /* a record, or where e is NULL a copy */
     size_t bytes;
 };
 struct host_stream {
-    struct gpu_stream s;
+    struct host *h;
     pthread_t thread;
     /* guarded by the device's m */
     struct item *head, **tail;
     bool stop, busy;
 };
 struct host_event {
-    struct gpu_event e;
     /* guarded by the device's m */
     uint64_t recorded, fired; /* turns: records asked for, records reached */
     unsigned refs;            /* the caller's and those of queued items */
@@ -58,6 +55,11 @@ struct host_event {
 static struct host *host_of(struct gpu *g)
 {
     return (struct host *)g;
+}
+
+static bool is_lost(const struct host *h)
+{
+    return __atomic_load_n(&h->g.lost, __ATOMIC_SEQ_CST);
 }
 
 /* ---- memory ---- */
@@ -174,42 +176,36 @@ static int host_event_create(struct gpu *g, struct gpu_event **ret)
 {
     struct host_event *e = mem_zalloc(sizeof *e);
     if (!e) return -ENOMEM;
-    e->e.g = g;
     e->refs = 1;
-    *ret = &e->e;
+    *ret = (struct gpu_event *)e;
     return 0;
 }
 
-static void host_event_destroy(struct gpu_event *ge)
+static void host_event_destroy(struct gpu *g, struct gpu_event *ge)
 {
-    struct host *h = host_of(ge->g);
+    struct host *h = host_of(g);
     pthread_mutex_lock(&h->m);
     event_unref((struct host_event *)ge);
     pthread_mutex_unlock(&h->m);
 }
 
-static int host_event_wait(struct gpu_event *ge, uint64_t deadline_ns)
+static int host_event_wait(struct gpu *g, struct gpu_event *ge)
 {
-    struct host *h = host_of(ge->g);
+    struct host *h = host_of(g);
     struct host_event *e = (struct host_event *)ge;
-    struct timespec ts = {(time_t)(deadline_ns / 1000000000u), (long)(deadline_ns % 1000000000u)};
-    int r = 0;
     pthread_mutex_lock(&h->m);
     uint64_t turn = e->recorded;
-    while (e->fired < turn && r == 0 && !atomic_load(&h->g.lost))
-        r = deadline_ns ? pthread_cond_timedwait(&h->changed, &h->m, &ts)
-                        : pthread_cond_wait(&h->changed, &h->m);
-    bool fired = e->fired >= turn;
+    while (e->fired < turn && !is_lost(h))
+        (void)pthread_cond_wait(&h->changed, &h->m);
     pthread_mutex_unlock(&h->m);
-    if (atomic_load(&h->g.lost)) return -EIO;
-    return fired ? 0 : -ETIMEDOUT;
+    return is_lost(h) ? -EIO : 0;
 }
 
 /* ---- streams ---- */
 
 static int queue(struct host_stream *s, struct item *it, struct host_event *e)
 {
-    struct host *h = host_of(s->s.g);
+    struct host *h = s->h;
     if (!it) return -ENOMEM;
     pthread_mutex_lock(&h->m);
     if (e) {
@@ -224,9 +220,9 @@ static int queue(struct host_stream *s, struct item *it, struct host_event *e)
     return 0;
 }
 
-static int host_copy(struct gpu_stream *gs, void *dst, const void *src, size_t bytes)
+static int host_copy(struct gpu *g, struct gpu_stream *gs, void *dst, const void *src, size_t bytes)
 {
-    struct host *h = host_of(gs->g);
+    struct host *h = host_of(g);
     struct item *it = mem_zalloc(sizeof *it);
     if (!it) return -ENOMEM;
     pthread_mutex_lock(&h->m);
@@ -239,7 +235,7 @@ static int host_copy(struct gpu_stream *gs, void *dst, const void *src, size_t b
     return -EINVAL;
 }
 
-static int host_event_record(struct gpu_event *e, struct gpu_stream *s)
+static int host_event_record(struct gpu *g, struct gpu_event *e, struct gpu_stream *s)
 {
     return queue((struct host_stream *)s, mem_zalloc(sizeof(struct item)), (struct host_event *)e);
 }
@@ -247,7 +243,7 @@ static int host_event_record(struct gpu_event *e, struct gpu_stream *s)
 /* Under m, which copies let go of. A lost device copies nothing and fires nothing. */
 static void run_item(struct host *h, struct item *it)
 {
-    const bool lost = atomic_load(&h->g.lost);
+    const bool lost = is_lost(h);
     if (!it->e && !lost) {
         pthread_mutex_unlock(&h->m);
         memcpy(it->dst, it->src, it->bytes);
@@ -263,11 +259,11 @@ static void run_item(struct host *h, struct item *it)
 static void *run(void *arg)
 {
     struct host_stream *s = arg;
-    struct host *h = host_of(s->s.g);
+    struct host *h = s->h;
     pthread_mutex_lock(&h->m);
     while (s->head || !s->stop) {
         struct item *it = s->head;
-        if (!it || (h->paused && !atomic_load(&h->g.lost))) {
+        if (!it || (h->paused && !is_lost(h))) {
             (void)pthread_cond_wait(&h->changed, &h->m);
             continue;
         }
@@ -287,19 +283,19 @@ static int host_stream_create(struct gpu *g, int priority, struct gpu_stream **r
     (void)priority;
     struct host_stream *s = mem_zalloc(sizeof *s);
     if (!s) return -ENOMEM;
-    s->s.g = g;
+    s->h = host_of(g);
     s->tail = &s->head;
     if (pthread_create(&s->thread, NULL, run, s) != 0) {
         mem_free(s);
         return -ENOMEM;
     }
-    *ret = &s->s;
+    *ret = (struct gpu_stream *)s;
     return 0;
 }
 
-static void host_stream_destroy(struct gpu_stream *gs)
+static void host_stream_destroy(struct gpu *g, struct gpu_stream *gs)
 {
-    struct host *h = host_of(gs->g);
+    struct host *h = host_of(g);
     struct host_stream *s = (struct host_stream *)gs;
     pthread_mutex_lock(&h->m);
     s->stop = true;
@@ -309,15 +305,15 @@ static void host_stream_destroy(struct gpu_stream *gs)
     mem_free(s);
 }
 
-static int host_stream_sync(struct gpu_stream *gs)
+static int host_stream_sync(struct gpu *g, struct gpu_stream *gs)
 {
-    struct host *h = host_of(gs->g);
+    struct host *h = host_of(g);
     struct host_stream *s = (struct host_stream *)gs;
     pthread_mutex_lock(&h->m);
     while (s->head || s->busy)
         (void)pthread_cond_wait(&h->changed, &h->m);
     pthread_mutex_unlock(&h->m);
-    return atomic_load(&h->g.lost) ? -EIO : 0;
+    return is_lost(h) ? -EIO : 0;
 }
 
 void gpu_host_pause(struct gpu *g, bool paused)
@@ -333,7 +329,7 @@ void gpu_host_lose(struct gpu *g)
 {
     struct host *h = host_of(g);
     pthread_mutex_lock(&h->m);
-    atomic_store(&h->g.lost, true);
+    __atomic_store_n(&h->g.lost, true, __ATOMIC_SEQ_CST);
     pthread_cond_broadcast(&h->changed);
     pthread_mutex_unlock(&h->m);
 }
@@ -373,12 +369,8 @@ int gpu_host_open(int index, struct gpu **ret, struct err *err)
     h->g.ops = &host_ops;
     (void)snprintf(h->g.name, sizeof h->g.name, "host emulation");
     h->total_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
-    pthread_condattr_t monotonic;
-    (void)pthread_condattr_init(&monotonic);
-    (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     (void)pthread_mutex_init(&h->m, NULL);
-    (void)pthread_cond_init(&h->changed, &monotonic);
-    (void)pthread_condattr_destroy(&monotonic);
+    (void)pthread_cond_init(&h->changed, NULL);
     *ret = &h->g;
     return 0;
 }

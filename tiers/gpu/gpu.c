@@ -365,7 +365,7 @@ static void gpu_destroy(struct tier *tier)
     pthread_cond_broadcast(&t->work);
     pthread_mutex_unlock(&t->m);
     for (int i = 0; i < 2; i++)
-        gpu_copy_join(&t->copies[i]);
+        gpu_copy_join(t, i == 1);
     while (t->n_memories > 0)
         gpu_host_unregister(t->gpu, t->memory[--t->n_memories]);
     while (t->entries)

@@ -67,10 +67,11 @@ static void part_issue(struct gpu_copies *c, struct gpu_job *j)
     pthread_mutex_unlock(&t->m);
     uint8_t *host = j->op->part[part];
     ASSERT(host);
-    int r = c->write ? gpu_copy_async(c->stream, dev, host, bytes)
-                     : gpu_copy_async(c->stream, host, dev, bytes);
-    if (r == 0) r = gpu_event_record(c->event[slot], c->stream);
-    if (r < 0) (void)gpu_stream_sync(c->stream); /* the copy may be queued, and nothing tells */
+    int r = c->write ? gpu_copy_async(t->gpu, c->stream, dev, host, bytes)
+                     : gpu_copy_async(t->gpu, c->stream, host, dev, bytes);
+    if (r == 0) r = gpu_event_record(t->gpu, c->event[slot], c->stream);
+    if (r < 0)
+        (void)gpu_stream_sync(t->gpu, c->stream); /* the copy may be queued, and nothing tells */
     pthread_mutex_lock(&t->m);
     if (r < 0) {
         j->status = r;
@@ -88,7 +89,7 @@ static void part_land(struct gpu_copies *c)
     struct gpu_event *event = c->event[c->first];
     bool wanted = !c->write && f.job->status == 0;
     pthread_mutex_unlock(&t->m);
-    int r = gpu_event_wait(event, 0);
+    int r = gpu_event_wait(t->gpu, event);
     if (r == 0 && wanted && !f.job->first_ns) f.job->first_ns = clock_ns();
     if (r == 0 && wanted && f.job->op->on_part(f.job->op, f.part) != 0) r = -ECANCELED;
     pthread_mutex_lock(&t->m);
@@ -152,10 +153,11 @@ int gpu_copy_start(struct gpu_tier *t, bool write)
     return 0;
 }
 
-void gpu_copy_join(struct gpu_copies *c)
+void gpu_copy_join(struct gpu_tier *t, bool write)
 {
+    struct gpu_copies *c = &t->copies[write];
     if (c->running) (void)pthread_join(c->thread, NULL);
-    gpu_stream_destroy(c->stream);
+    gpu_stream_destroy(t->gpu, c->stream);
     for (size_t i = 0; i < GPU_WINDOW; i++)
-        gpu_event_destroy(c->event[i]);
+        gpu_event_destroy(t->gpu, c->event[i]);
 }

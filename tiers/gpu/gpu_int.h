@@ -98,7 +98,8 @@ bool gpu_revoke_one(struct gpu_tier *t); /* of those that are pinned */
 void gpu_trim(struct gpu_tier *t);       /* down to the cap, as far as records are not held */
 
 int gpu_copy_start(struct gpu_tier *t, bool write);
-void gpu_copy_join(struct gpu_copies *c); /* after t->stop; accepts one that never started */
+/* After t->stop; accepts one that never started. */
+void gpu_copy_join(struct gpu_tier *t, bool write);
 void gpu_copy_add(struct gpu_copies *c, struct gpu_job *j);
 /* Gives the job's record what it is due; the job itself stays the queue's. */
 void gpu_job_done(struct gpu_tier *t, struct gpu_job *j);

@@ -821,17 +821,6 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
     return last_error;
 }
 
-/* Who asks again and again gets there: each time one more item has run. */
-cudaError_t cudaEventQuery(cudaEvent_t e)
-{
-    bool fired = false;
-    const cudaError_t r = run_while([&] {
-        if (e->mark->fired < e->mark->recorded) step(e->mark->from);
-        fired = e->mark->fired == e->mark->recorded;
-    });
-    return r != cudaSuccess ? r : fired ? cudaSuccess : cudaErrorNotReady;
-}
-
 cudaError_t cudaEventSynchronize(cudaEvent_t e)
 {
     n_waits += e->mark->fired < e->mark->recorded;

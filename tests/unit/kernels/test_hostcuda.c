@@ -613,18 +613,18 @@ TEST(copies_of_a_stream_of_ones_own_reach_what_operations_read)
     ASSERT_ERR(gpu_host_register(g, host, N), -EEXIST);
     ASSERT_OK(gpu_stream_create(g, -1, &s));
     ASSERT_OK(gpu_event_create(g, &e));
-    ASSERT_OK(gpu_event_wait(e, 1)); /* unrecorded: it has fired */
-    ASSERT_OK(gpu_copy_async(s, dev, host, N));
-    ASSERT_ERR(gpu_copy_async(s, dev + 1, host, N), -EINVAL);
-    ASSERT_OK(gpu_event_record(e, s));
+    ASSERT_OK(gpu_event_wait(g, e)); /* unrecorded: it has fired */
+    ASSERT_OK(gpu_copy_async(g, s, dev, host, N));
+    ASSERT_ERR(gpu_copy_async(g, s, dev + 1, host, N), -EINVAL);
+    ASSERT_OK(gpu_event_record(g, e, s));
     memset(host, 2, N);
     ASSERT_OK(kn_mem_copy(d, seen, dev, N)); /* nobody waited: what was there */
     ASSERT_EQ(seen[0], 0);
-    ASSERT_OK(gpu_event_wait(e, 0));
+    ASSERT_OK(gpu_event_wait(g, e));
     ASSERT_OK(kn_mem_copy(d, seen, dev, N)); /* pinned memory is read when its turn comes */
     ASSERT_TRUE(seen[0] == 2 && seen[N - 1] == 2);
-    gpu_event_destroy(e);
-    gpu_stream_destroy(s);
+    gpu_event_destroy(g, e);
+    gpu_stream_destroy(g, s);
     gpu_host_unregister(g, host);
     gpu_close(g);
     mem_free(host);
