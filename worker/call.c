@@ -45,8 +45,8 @@ int wk_call_create(struct worker *w, struct http_req *r, struct wk_call **ret)
     c->r = r;
     c->route = "other";
     c->ttft_ms = c->queue_ms = -1;
-    wk_call_id(http_header_find(http_req_head(r), "x-request-id"), c->id);
-    http_req_set_user(r, c);
+    wk_call_id(http_header_find(&r->msg.head, "x-request-id"), c->id);
+    r->user = c;
     *ret = c;
     return 0;
 }
@@ -63,12 +63,11 @@ void wk_call_closed(struct wk_call *c, bool aborted)
               "id=%s method=%s route=%s status=%d stream=%d aborted=%d ms=%.1f ttft_ms=%.1f "
               "queue_ms=%.1f prompt=%llu completion=%llu chunks=%u prefix=%llu reused=%llu "
               "recomputed=%llu bytes_out=%llu peer=%s",
-              c->id, http_req_method(c->r), c->route, status, c->stream, aborted,
-              clock_ms_since(http_req_start_ns(c->r)), c->ttft_ms, c->queue_ms,
+              c->id, c->r->msg.method, c->route, status, c->stream, aborted,
+              clock_ms_since(c->r->start_ns), c->ttft_ms, c->queue_ms,
               (unsigned long long)c->n_prompt, (unsigned long long)c->n_completion, c->n_chunks,
               (unsigned long long)c->n_prefix, (unsigned long long)c->n_reused,
-              (unsigned long long)c->n_recomputed, (unsigned long long)http_req_bytes_out(c->r),
-              http_req_peer(c->r));
+              (unsigned long long)c->n_recomputed, (unsigned long long)c->r->bytes_out, c->r->peer);
     mem_free(c);
 }
 
@@ -92,7 +91,7 @@ int wk_call_headers(const struct wk_call *c, const char *extra, struct buf *out)
 
 bool wk_call_query(const struct wk_call *c, const char *name, char *ret, size_t cap)
 {
-    const char *p = http_req_query(c->r);
+    const char *p = c->r->msg.query;
     size_t len = strlen(name);
     bool found = false;
 
@@ -231,7 +230,7 @@ void wk_percent_decode(char *s)
 
 int wk_hints_read(const struct http_req *r, struct wk_hints *ret)
 {
-    const struct http_head *h = http_req_head(r);
+    const struct http_head *h = &r->msg.head;
 
     memset(ret, 0, sizeof *ret);
     if (copy_header(h, "X-KVBlend-Segments", &ret->segments) < 0 ||

@@ -166,9 +166,9 @@ static bool authorised(const struct worker *w, const struct wk_call *c)
     const char *h;
 
     if (!w->o.api_key) return true;
-    h = http_header_find(http_req_head(c->r), "Authorization");
+    h = http_header_find(&c->r->msg.head, "Authorization");
     if (h && strncasecmp(h, "Bearer ", 7) == 0) h += 7;
-    if (!h) h = http_header_find(http_req_head(c->r), "X-Api-Key");
+    if (!h) h = http_header_find(&c->r->msg.head, "X-Api-Key");
     return h && same_secret(h, w->o.api_key);
 }
 
@@ -176,9 +176,9 @@ static bool authorised(const struct worker *w, const struct wk_call *c)
  * refused, not ignored: a gateway that has no key must not put all its tenants into one. */
 static bool names_namespace(const struct worker *w, const struct wk_call *c)
 {
-    const char *ns = http_header_find(http_req_head(c->r), "X-KVBlend-Namespace");
+    const char *ns = http_header_find(&c->r->msg.head, "X-KVBlend-Namespace");
 
-    return ns && *ns && !w->o.api_key && strcmp(http_req_peer(c->r), "unix") != 0;
+    return ns && *ns && !w->o.api_key && strcmp(c->r->peer, "unix") != 0;
 }
 
 static void refuse_key(struct wk_call *c)
@@ -191,7 +191,7 @@ static void refuse_key(struct wk_call *c)
  * here, by which gateways route, any that knows the key may read. */
 static bool admin_open(const struct worker *w, const struct wk_call *c, const char *path)
 {
-    if (strcmp(http_req_peer(c->r), "unix") == 0) return true;
+    if (strcmp(c->r->peer, "unix") == 0) return true;
     return w->o.api_key && (w->o.admin_tcp || strcmp(path, "/admin/residents") == 0);
 }
 
@@ -206,7 +206,7 @@ static void refuse_path(struct wk_call *c, const char *method, const char *path,
 
 static const char *short_path(const struct wk_call *c)
 {
-    const char *path = http_req_path(c->r);
+    const char *path = c->r->msg.path;
 
     return strncmp(path, "/v1/", 4) == 0 ? path + 3 : path;
 }
@@ -214,7 +214,7 @@ static const char *short_path(const struct wk_call *c)
 /* Of the method *ret_allow is where only the path matches. */
 static void find_route(struct wk_call *c, const char **ret_allow)
 {
-    const char *path = short_path(c), *method = http_req_method(c->r);
+    const char *path = short_path(c), *method = c->r->msg.method;
 
     if (strcmp(method, "HEAD") == 0) method = "GET";
     for (size_t i = 0; !c->found && i < sizeof routes / sizeof *routes; i++) {
@@ -242,7 +242,7 @@ void wk_route_head(struct worker *w, struct wk_call *c)
         else if (!authorised(w, c))
             refuse_key(c);
     } else if (!r) {
-        refuse_path(c, http_req_method(c->r), path, allow);
+        refuse_path(c, c->r->msg.method, path, allow);
     } else if (!(r->flags & R_OPEN) && !authorised(w, c)) {
         refuse_key(c);
     } else if (names_namespace(w, c)) {
@@ -266,5 +266,5 @@ void wk_route(struct worker *w, struct wk_call *c)
     else if (r)
         r->fn(w, c, c->rest);
     else if (!wk_admin(w, c, path + 7))
-        refuse_path(c, http_req_method(c->r), path, NULL);
+        refuse_path(c, c->r->msg.method, path, NULL);
 }

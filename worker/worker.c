@@ -43,19 +43,19 @@ static void on_call_head(void *ctx, struct http_req *r)
 
 static void on_request(void *ctx, struct http_req *r)
 {
-    wk_route(ctx, http_req_user(r));
+    wk_route(ctx, r->user);
 }
 
 static void on_close(void *ctx, struct http_req *r, bool aborted)
 {
-    struct wk_call *c = http_req_user(r);
+    struct wk_call *c = r->user;
 
     if (c) wk_call_closed(c, aborted);
 }
 
 static void on_fault(void *ctx, struct http_req *r, int status, const char *why)
 {
-    wk_refuse(http_req_user(r), api_fault_of(status), NULL, "The request was refused: %s.",
+    wk_refuse(r->user, api_fault_of(status), NULL, "The request was refused: %s.",
               why ? why : "malformed");
 }
 

@@ -8,7 +8,6 @@
 #include "base/net/http_client.h"
 #include "base/net/http_loop.h"
 #include "base/net/http_message.h"
-#include "base/net/http_request.h"
 #include "base/net/http_server.h"
 #include "base/net/http_tls.h"
 #include "base/net/sse.h"

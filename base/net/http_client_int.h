@@ -5,9 +5,7 @@
 
 #include "base/net/http_client.h"
 #include "base/net/http_io.h"
-#include "base/net/http_link.h"
 #include "base/net/http_loop_int.h"
-#include "base/net/http_parse.h"
 
 struct client_conn;
 struct http_call {

@@ -211,6 +211,8 @@ static int step_head(struct http_conn *c)
     int status =
         http_msg_parse_request(&r->msg, c->view, (size_t)n, c->scan.n_lines, &s->lim, &why);
     r->conn = c;
+    r->peer = c->peer_name;
+    r->crowded = c->crowded;
     r->start_ns = c->first_byte_ns;
     c->req = r;
     leave_idle(c);

@@ -1,4 +1,4 @@
-/* http_loop_int: the inside of a loop: its scratch, its deferred calls, cheap timers.
+/* http_loop_int: the inside of a loop: lists, its scratch, its deferred calls, cheap timers.
  *
  * Callbacks into user code are made from event handlers and deferred calls only, never from inside
  * a call of the user. Thread: the loop's. */
@@ -14,8 +14,41 @@
 #include <event2/event_struct.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stddef.h>
 
 enum { HTTP_SCRATCH_BYTES = 128 * 1024 }; /* chosen: a 32k-token prompt in one or two reads */
+
+/* A list as a ring through its members, its head one of them. */
+struct http_link {
+    struct http_link *prev, *next;
+};
+/* The struct that the link is a field of. */
+#define HTTP_LINK_OWNER(link, type, field) ((type *)(void *)((char *)(link)-offsetof(type, field)))
+
+static inline void http_link_init(struct http_link *l)
+{
+    l->prev = l->next = l;
+}
+static inline bool http_link_empty(const struct http_link *list)
+{
+    return list->next == list;
+}
+static inline void http_link_add(struct http_link *list, struct http_link *l) /* at the end */
+{
+    l->prev = list->prev;
+    l->next = list;
+    l->prev->next = list->prev = l;
+}
+static inline void http_link_add_first(struct http_link *list, struct http_link *l)
+{
+    http_link_add(list->next, l);
+}
+static inline void http_link_remove(struct http_link *l) /* harmless when it is in none */
+{
+    l->prev->next = l->next;
+    l->next->prev = l->prev;
+    http_link_init(l);
+}
 
 struct http_defer { /* a call to be made from the loop, embedded in its owner */
     void (*fn)(void *arg);

@@ -1,4 +1,5 @@
-/* http_message: heads of requests and answers: header lines, read and written. Thread: any. */
+/* http_message: heads and chunked bodies of requests and answers, read and written. What two
+ * parsers could understand differently is refused. Thread: any. */
 #ifndef BASE_NET_HTTP_MESSAGE_H
 #define BASE_NET_HTTP_MESSAGE_H
 
@@ -9,6 +10,7 @@
 #include <strings.h>
 
 struct buf;
+struct http_limits;
 struct http_header {
     const char *name, *value; /* NUL-terminated; name as sent */
     uint32_t name_len, value_len;
@@ -57,5 +59,57 @@ static inline const char *http_header_find(const struct http_head *h, const char
 /* A line with CRLF. -EINVAL: the value would end it. */
 int http_header_add(struct buf *out, const char *name, const char *value);
 int http_header_copy(struct buf *out, const struct http_header *h);
+
+enum http_framing { HTTP_BODY_NONE, HTTP_BODY_LENGTH, HTTP_BODY_CHUNKED, HTTP_BODY_UNTIL_CLOSE };
+struct http_msg {                /* init {0}; http_msg_fini() */
+    struct http_header *headers; /* one block with the head's bytes, cut by NULs, and the path */
+    char *text;
+    struct http_head head;
+    enum http_framing framing;
+    uint64_t length; /* for HTTP_BODY_LENGTH */
+    int minor;       /* HTTP/1.minor */
+    bool keep_alive, expect_100, is_head;
+    const char *method, *query;      /* requests */
+    char *target, *path, *authority; /* authority: of an absolute target, else NULL */
+    int status;                      /* responses */
+};
+struct http_scan { /* init {0} */
+    size_t at;     /* where the next search goes on */
+    size_t n_lines;
+};
+/* Length of the head that starts at p including its empty line, 0 = incomplete, -EBADMSG = a line
+ * feed without a carriage return. */
+long http_head_end(const char *p, size_t len, struct http_scan *scan);
+/* Of the head that http_head_end() found, with its n_lines. 0, or the HTTP status to refuse with
+ * and its reason; -ENOMEM. */
+int http_msg_parse_request(struct http_msg *m, const char *p, size_t len, size_t n_lines,
+                           const struct http_limits *lim, const char **ret_why);
+/* 0, -EBADMSG or -ENOMEM. */
+int http_msg_parse_response(struct http_msg *m, const char *p, size_t len, size_t n_lines,
+                            bool to_head);
+void http_msg_drop_text(struct http_msg *m); /* headers and texts; the rest stays known */
+void http_msg_fini(struct http_msg *m);
+const char *http_status_text(int status);
+
+enum http_chunk_state {
+    HTTP_CHUNK_SIZE,
+    HTTP_CHUNK_EXT,
+    HTTP_CHUNK_SIZE_LF,
+    HTTP_CHUNK_DATA,
+    HTTP_CHUNK_DATA_CR,
+    HTTP_CHUNK_DATA_LF,
+    HTTP_CHUNK_TRAILER,
+    HTTP_CHUNK_TRAILER_LF,
+    HTTP_CHUNK_DONE
+};
+struct http_chunked { /* init {0} */
+    enum http_chunk_state state;
+    uint64_t left;
+    unsigned digits, line_bytes, extra_bytes;
+};
+/* Take bytes from *p (moved on): 1 = a piece of the body in *ret_data, 0 = more input is needed,
+ * 2 = the body is complete, -EBADMSG. */
+int http_chunked_next(struct http_chunked *c, const char **p, const char *end,
+                      const char **ret_data, size_t *ret_len);
 
 #endif

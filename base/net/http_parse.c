@@ -2,7 +2,7 @@
  * parser is one forward pass over an own copy that is cut by NULs. Everything on which two HTTP
  * parsers could disagree (and be played against each other) is refused rather than repaired: RFC
  * 9112. */
-#include "base/net/http_parse.h"
+#include "base/net/http_message.h"
 
 #include "base/buf.h"
 #include "base/net/http_server.h"

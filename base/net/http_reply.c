@@ -41,40 +41,10 @@ int http_reply_status(struct buf *out, struct http_loop *l, int status, const ch
 
 /* ---- what a handler reads ---- */
 
-const char *http_req_method(const struct http_req *r)
-{
-    return r->msg.method;
-}
-
-const char *http_req_path(const struct http_req *r)
-{
-    return r->msg.path;
-}
-
-const char *http_req_query(const struct http_req *r)
-{
-    return r->msg.query;
-}
-
-const char *http_req_target(const struct http_req *r)
-{
-    return r->msg.target;
-}
-
-const struct http_head *http_req_head(const struct http_req *r)
-{
-    return &r->msg.head;
-}
-
 const char *http_req_body(const struct http_req *r, size_t *ret_len)
 {
     if (ret_len) *ret_len = r->body.len;
     return r->body.data ? r->body.data : "";
-}
-
-bool http_req_has_body(const struct http_req *r)
-{
-    return r->msg.framing != HTTP_BODY_NONE;
 }
 
 void http_req_drop_body(struct http_req *r)
@@ -82,41 +52,6 @@ void http_req_drop_body(struct http_req *r)
     http_bounds_give(r->conn->server->lim.bounds, r->body_charged);
     r->body_charged = 0;
     buf_fini(&r->body);
-}
-
-uint64_t http_req_bytes_in(const struct http_req *r)
-{
-    return r->bytes_in;
-}
-
-const char *http_req_peer(const struct http_req *r)
-{
-    return r->conn->peer_name;
-}
-
-bool http_req_crowded(const struct http_req *r)
-{
-    return r->conn->crowded;
-}
-
-void http_req_set_user(struct http_req *r, void *user)
-{
-    r->user = user;
-}
-
-void *http_req_user(const struct http_req *r)
-{
-    return r->user;
-}
-
-uint64_t http_req_start_ns(const struct http_req *r)
-{
-    return r->start_ns;
-}
-
-uint64_t http_req_bytes_out(const struct http_req *r)
-{
-    return r->bytes_out;
 }
 
 /* ---- replies ---- */
@@ -127,7 +62,7 @@ static int reply_head(struct http_req *r, struct buf *out, int status, const cha
     struct http_conn *c = r->conn;
     if (c->dead || r->started) return -EPIPE;
     if (c->crowded) c->close_after = true;
-    bool unread = c->state == CONN_BODY && http_req_has_body(r);
+    bool unread = c->state == CONN_BODY && r->msg.framing != HTTP_BODY_NONE;
     if (!r->msg.keep_alive || c->server->draining || unread) c->close_after = true;
     c->refused |= unread;
     int e = http_reply_status(out, c->server->loop, status, extra_headers);
@@ -168,44 +103,29 @@ int http_reply(struct http_req *r, int status, const char *content_type, const c
 }
 
 /* The head waits for the first body bytes or the end of this turn, to leave in one segment. */
-static int start_reply(struct http_req *r, int status, const char *content_type,
-                       const char *extra_headers, const char *framing)
+int http_reply_start(struct http_req *r, int status, const char *content_type,
+                     const char *extra_headers, int64_t length)
 {
     struct http_conn *c = r->conn;
+    if (c->dead || r->started) return -EPIPE;
     size_t before = c->out.len;
+    bool bare = status == 204 || status == 304, counted = length >= 0;
+    r->no_body = r->msg.is_head || bare;
+    r->chunked = !counted && r->msg.minor >= 1 && !bare;
+    r->sized = counted && !r->no_body;
+    r->sized_left = r->sized ? (uint64_t)length : 0;
+    /* Neither counted nor chunked: the end of the connection ends the body. */
+    if (!counted && r->msg.minor == 0) r->msg.keep_alive = false;
     int e = reply_head(r, &c->out, status, content_type, extra_headers);
-    if (e == 0) e = buf_adds(&c->out, framing);
+    if (e == 0 && r->chunked) e = buf_adds(&c->out, "Transfer-Encoding: chunked\r\n");
+    if (e == 0 && counted && !bare)
+        e = buf_addf(&c->out, "Content-Length: %llu\r\n", (unsigned long long)length);
+    if (e == 0) e = buf_adds(&c->out, "\r\n");
     if (e < 0) return broke(c);
     r->bytes_out += c->out.len - before;
     r->started = true;
     http_conn_ask_step(c);
     return 0;
-}
-
-int http_reply_start(struct http_req *r, int status, const char *content_type,
-                     const char *extra_headers)
-{
-    if (r->conn->dead || r->started) return -EPIPE;
-    bool bare = status == 204 || status == 304;
-    r->no_body = r->msg.is_head || bare;
-    r->chunked = r->msg.minor >= 1 && !bare;
-    if (r->msg.minor == 0) r->msg.keep_alive = false; /* the end of the connection ends the body */
-    return start_reply(r, status, content_type, extra_headers,
-                       r->chunked ? "Transfer-Encoding: chunked\r\n\r\n" : "\r\n");
-}
-
-int http_reply_start_sized(struct http_req *r, int status, const char *content_type,
-                           const char *extra_headers, uint64_t length)
-{
-    if (r->conn->dead || r->started) return -EPIPE;
-    char framing[64];
-    bool bare = status == 204 || status == 304;
-    r->no_body = r->msg.is_head || bare;
-    r->sized = !r->no_body;
-    r->sized_left = length;
-    (void)snprintf(framing, sizeof framing, bare ? "\r\n" : "Content-Length: %llu\r\n\r\n",
-                   (unsigned long long)length);
-    return start_reply(r, status, content_type, extra_headers, framing);
 }
 
 enum { CHUNK_SIZE_BYTES = 18 };

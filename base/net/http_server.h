@@ -5,10 +5,18 @@
  * on_head may turn a request away before its body is read: of strangers nothing is kept.
  * Strict parser: CL+TE, bare CR, obs-fold, NUL, bad chunk sizes, over-long heads are refused with
  * 400 / 431; `Expect: 100-continue` is answered; keep-alive and pipelining work; Content-Encoding
- * of requests gives 415. Timeouts: head, body, idle keep-alive, slow reader. Thread: the loop's. */
+ * of requests gives 415. Timeouts: head, body, idle keep-alive, slow reader.
+ *
+ * The handler answers now or later by http_reply() or http_reply_start()/write()/end(). A struct
+ * http_req is valid until its on_close returned, which comes exactly once: after the response was
+ * sent, or as soon as the client is gone (EOF and resets are watched for while a request is
+ * pending: `aborted` tells). After an abort all reply calls are harmless no-ops that return -EPIPE.
+ * Back-pressure: http_reply_write() always takes the bytes; when more than `out_high_bytes` wait it
+ * returns 1, and on_drain comes when they fell below half. Thread: the loop's. */
 #ifndef BASE_NET_HTTP_SERVER_H
 #define BASE_NET_HTTP_SERVER_H
 
+#include "base/buf.h"
 #include "base/err.h"
 #include "base/net/http_loop.h"
 #include "base/net/http_message.h"
@@ -40,8 +48,39 @@ int http_bounds_create(const struct http_bounds_opts *o, struct http_bounds **re
 void http_bounds_destroy(struct http_bounds *b);
 struct http_bounds_view http_bounds_view(const struct http_bounds *b);
 
+/* A request at its handler, which reads the first part, and writes only `user`. */
+struct http_req {
+    struct http_msg msg;
+    const char *peer; /* "127.0.0.1:4711" or "unix" */
+    /* Its connection is one too many, of its address or of all, and no idle one could go: to be
+     * answered from memory or not at all. Only where there is an on_head. The connection ends. */
+    bool crowded;
+    uint64_t start_ns, bytes_in, bytes_out; /* bytes_in: of the body as it came */
+    void *user;
+    /* The server's own. */
+    struct http_conn *conn;
+    struct buf body;
+    size_t body_charged; /* to the server's bounds */
+    uint64_t sized_left;
+    bool seen; /* the handler knows it: on_close is due */
+    bool started, ended, chunked, sized, no_body, over_mark;
+};
+const char *http_req_body(const struct http_req *r, size_t *ret_len); /* NUL-terminated; borrow */
+void http_req_drop_body(struct http_req *r); /* free it early: from now on it is empty */
+
+/* Extra headers: "Name: value\r\n…" lines, each ended by CRLF; NULL = none. */
+int http_reply(struct http_req *r, int status, const char *content_type, const char *extra_headers,
+               const void *body, size_t len);
+/* A body follows by http_reply_write(): chunked with a length of -1, else exactly so many bytes:
+ * too many are refused (-EMSGSIZE), too few cut the connection. */
+int http_reply_start(struct http_req *r, int status, const char *content_type,
+                     const char *extra_headers, int64_t length);
+int http_reply_write(struct http_req *r, const void *data, size_t len); /* 0, 1 = over the mark */
+int http_reply_end(struct http_req *r);
+void http_reply_abort(struct http_req *r); /* cut the connection: an unclean end on purpose */
+size_t http_reply_pending(const struct http_req *r); /* bytes not yet taken by the socket */
+
 struct http_server;
-struct http_req;
 struct http_server_ops {
     /* The head is in; of a body nothing was kept or asked for ("100 Continue"). May answer by
      * http_reply(), and before on_request came at any later time: then the body is not read, and

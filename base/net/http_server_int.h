@@ -4,10 +4,7 @@
 #define BASE_NET_HTTP_SERVER_INT_H
 
 #include "base/net/http_io.h"
-#include "base/net/http_link.h"
 #include "base/net/http_loop_int.h"
-#include "base/net/http_parse.h"
-#include "base/net/http_request.h"
 #include "base/net/http_server.h"
 
 /* ---- listeners, connections, requests ---- */
@@ -34,17 +31,6 @@ struct http_server {
     struct http_link idle; /* connections without a request, the oldest first */
     unsigned place;        /* in the bounds */
     size_t n_conns, n_requests;
-};
-struct http_req {
-    struct http_conn *conn;
-    struct http_msg msg;
-    struct buf body;
-    size_t body_charged; /* to the server's bounds */
-    void *user;
-    uint64_t start_ns, bytes_in, bytes_out;
-    uint64_t sized_left;
-    bool seen; /* the handler knows it: on_close is due */
-    bool started, ended, chunked, sized, no_body, over_mark;
 };
 enum http_conn_state { CONN_HEAD, CONN_BODY, CONN_PENDING, CONN_LINGER };
 enum http_conn_timer { TM_NONE, TM_IDLE, TM_HEAD, TM_BODY, TM_WRITE, TM_WATCH, TM_LINGER };

@@ -17,7 +17,7 @@ int http_sse_start(struct http_req *r, const char *extra_headers)
     int e = buf_adds(&h, "Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n");
     if (e == 0 && extra_headers) e = buf_adds(&h, extra_headers);
     const char *text = e == 0 ? buf_cstr(&h) : NULL;
-    e = text ? http_reply_start(r, 200, "text/event-stream; charset=utf-8", text) : -ENOMEM;
+    e = text ? http_reply_start(r, 200, "text/event-stream; charset=utf-8", text, -1) : -ENOMEM;
     buf_fini(&h);
     return e;
 }

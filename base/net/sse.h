@@ -3,7 +3,7 @@
 #define BASE_NET_SSE_H
 
 #include "base/buf.h"
-#include "base/net/http_request.h"
+#include "base/net/http_server.h"
 
 /* Start an SSE response (text/event-stream, no-cache, X-Accel-Buffering: no). */
 int http_sse_start(struct http_req *r, const char *extra_headers);

@@ -231,7 +231,7 @@ enum gw_admission gw_admission_enter(struct gw_req *q)
     const char *model = q->scan.has_model ? q->scan.model : "";
     q->place = seg_text_id("model", model, strlen(model));
     q->stage = GW_QUEUED;
-    bool post = strcmp(http_req_method(q->http), "POST") == 0;
+    bool post = strcmp(q->http->msg.method, "POST") == 0;
     if (!post || !(q->route->props & GW_R_ADMIT) || q->unbounded) return GW_ADMISSION_RUNS;
     if (!predict_wait(q, &claim)) return GW_ADMISSION_REFUSED;
     q->ticket.user = q;

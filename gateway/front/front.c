@@ -205,20 +205,20 @@ static bool method_allowed(const char *methods, const char *method)
  * so that nothing needs escaping. */
 static bool path_ok(const struct gw_req *q)
 {
-    for (const char *p = http_req_path(q->http); (p = strchr(p, '/')); p++) {
+    for (const char *p = q->http->msg.path; (p = strchr(p, '/')); p++) {
         size_t n = strcspn(p + 1, "/");
         if ((n == 1 && p[1] == '.') || (n == 2 && p[1] == '.' && p[2] == '.')) return false;
     }
     static const char plain[] =
         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:/";
-    const char *opened_path = http_req_path(q->http);
+    const char *opened_path = q->http->msg.path;
     if (q->route->props & GW_R_OPENED) return !opened_path[strcspn(opened_path, "%;\\")];
     return !(q->route->props & GW_R_REST) || q->rest[strspn(q->rest, plain)] == '\0';
 }
 
 static bool key_ok(struct gw_req *q)
 {
-    const struct http_head *h = http_req_head(q->http);
+    const struct http_head *h = &q->http->msg.head;
     q->key = gw_keys_find(q->settings->keys, http_header_find(h, "authorization"),
                           http_header_find(h, "x-api-key"));
     return q->key != NULL;
@@ -228,7 +228,7 @@ static bool key_ok(struct gw_req *q)
  * reach through it, so it may have no key of its own and neither name nor origin are borrowed. */
 static bool admin_ok(struct gw_req *q)
 {
-    const struct http_head *h = http_req_head(q->http);
+    const struct http_head *h = &q->http->msg.head;
     const struct gw_config *c = gw_config_of(q);
     struct gw_keys *keys = q->settings->admin_keys;
     const char *host = http_header_find(h, "host"), *origin = http_header_find(h, "origin");
@@ -251,10 +251,10 @@ static bool admin_ok(struct gw_req *q)
 /* Before the key: browsers send none with it. */
 static bool preflight(struct gw_req *q)
 {
-    const struct http_head *h = http_req_head(q->http);
+    const struct http_head *h = &q->http->msg.head;
     const struct gw_strs *origins = &gw_config_of(q)->cors_origins;
     struct buf headers = BUF_INIT;
-    if (!gw_cors_is_preflight(origins, http_req_method(q->http), h)) return false;
+    if (!gw_cors_is_preflight(origins, q->http->msg.method, h)) return false;
     (void)http_header_add(&headers, "x-request-id", q->id);
     (void)gw_cors_preflight(origins, h, q->route->methods, &headers);
     q->stage = GW_ANSWERED;
@@ -277,14 +277,14 @@ enum asked_for { NO_KEY, CLIENT_KEY, ADMIN_KEY };
  * nothing. */
 static void judge_head(struct gw_req *q, const struct gw_route *route, enum asked_for key)
 {
-    const char *method = http_req_method(q->http);
+    const char *method = q->http->msg.method;
     q->route = route;
     if (!route || !path_ok(q)) {
         gw_answer_error(q, GW_E_UNKNOWN_URL, NULL, "Invalid URL (%s %.200s)", method,
-                        http_req_path(q->http));
+                        q->http->msg.path);
         return;
     }
-    if (http_req_crowded(q->http) && !(route->props & GW_R_OPEN)) {
+    if (q->http->crowded && !(route->props & GW_R_OPEN)) {
         gw_answer_error(q, GW_E_CONNECTIONS, NULL,
                         "There are too many connections, from this address or from all.");
         return;
@@ -304,15 +304,15 @@ static void judge_head(struct gw_req *q, const struct gw_route *route, enum aske
     }
     if (!method_allowed(q->route->methods, method)) {
         gw_answer_error(q, GW_E_METHOD, NULL, "Not allowed to %s on %.200s.", method,
-                        http_req_path(q->http));
+                        q->http->msg.path);
         return;
     }
-    if (gw_hop_loops(http_req_head(q->http), q->loop->server->hop))
+    if (gw_hop_loops(&q->http->msg.head, q->loop->server->hop))
         gw_answer_error(
             q, GW_E_LOOP, NULL,
             "This request has been here before: an upstream leads back to this server.");
-    else if ((q->route->props & GW_R_OPEN) && http_req_has_body(q->http))
-        gw_answer_error(q, GW_E_TOO_LARGE, NULL, "%.200s takes no body.", http_req_path(q->http));
+    else if ((q->route->props & GW_R_OPEN) && q->http->msg.framing != HTTP_BODY_NONE)
+        gw_answer_error(q, GW_E_TOO_LARGE, NULL, "%.200s takes no body.", q->http->msg.path);
     else
         (void)closing(q);
 }
@@ -335,9 +335,9 @@ static struct gw_req *req_create(struct gw_loop *loop, struct http_req *r)
     if (loop->reqs) loop->reqs->prev = q;
     loop->reqs = q;
     (void)atomic_fetch_add(&loop->server->n_reqs, 1);
-    http_req_set_user(r, q);
-    gw_id_choose(http_req_head(r), q->id);
-    (void)gw_trace_read(http_req_head(r), &q->trace);
+    r->user = q;
+    gw_id_choose(&r->msg.head, q->id);
+    (void)gw_trace_read(&r->msg.head, &q->trace);
     return q;
 }
 
@@ -356,11 +356,11 @@ static void judge_request(struct gw_loop *loop, struct http_req *r, bool admin_s
 {
     struct gw_req *q = req_create(loop, r);
     if (!q) return;
-    const char *path = http_req_path(r);
+    const char *path = r->msg.path;
     bool open = admin_server || gw_config_of(q)->admin_public;
     bool admin = open && strncmp(path, "/admin/", 7) == 0;
     /* Of a unix socket the file's mode is the key. */
-    bool private = admin_server && strcmp(http_req_peer(r), "unix") == 0;
+    bool private = admin_server && strcmp(r->peer, "unix") == 0;
     judge_head(q,
                admin ? find_route(gw_admin_routes, gw_admin_n_routes, path, &q->rest)
                      : find_public(q, path),
@@ -381,7 +381,7 @@ static void admin_head(void *ctx, struct http_req *r)
 
 static void on_request(void *ctx, struct http_req *r)
 {
-    struct gw_req *q = http_req_user(r);
+    struct gw_req *q = r->user;
     if (q->route->answer)
         q->route->answer(q);
     else if (!closing(q))
@@ -390,7 +390,7 @@ static void on_request(void *ctx, struct http_req *r)
 
 static void on_fault(void *ctx, struct http_req *r, int status, const char *why)
 {
-    struct gw_req *q = http_req_user(r);
+    struct gw_req *q = r->user;
     if (status == 503) gw_stats_add(GW_M_BODY_REFUSED, 1);
     gw_answer_error(q, gw_error_of_status(status), NULL, "%s", why);
 }
@@ -406,7 +406,7 @@ static void log_access(const struct gw_req *q, bool aborted)
 static void on_close(void *ctx, struct http_req *r, bool aborted)
 {
     struct gw_loop *loop = ctx;
-    struct gw_req *q = http_req_user(r);
+    struct gw_req *q = r->user;
     if (!q) return;
     log_access(q, aborted);
     *(q->prev ? &q->prev->next : &loop->reqs) = q->next;
@@ -421,7 +421,7 @@ static void on_close(void *ctx, struct http_req *r, bool aborted)
 
 static void on_drain(void *ctx, struct http_req *r)
 {
-    struct gw_req *q = http_req_user(r);
+    struct gw_req *q = r->user;
     if (q) gw_answer_drain(q);
 }
 

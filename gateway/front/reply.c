@@ -19,7 +19,7 @@ int gw_answer_headers(const struct gw_req *q, struct buf *out)
     int r = buf_reserve(out, 256);
     if (r == 0) r = http_header_add(out, "x-request-id", q->id);
     if (r == 0 && q->limit.shown) r = gw_limit_headers(&q->limit.view, out);
-    return r < 0 ? r : gw_cors_headers(&gw_config_of(q)->cors_origins, http_req_head(q->http), out);
+    return r < 0 ? r : gw_cors_headers(&gw_config_of(q)->cors_origins, &q->http->msg.head, out);
 }
 
 static void reply(struct gw_req *q, int status, const char *type, const struct buf *extra,

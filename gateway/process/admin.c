@@ -111,16 +111,15 @@ static void quality_gathered(struct gw_req *q, const struct gw_page *pages, size
 static void put_request(const struct gw_req *q, struct buf *b)
 {
     add_str(b, "{\"id\":", q->id);
-    add_str(b, ",\"path\":", http_req_path(q->http));
-    add_str(b, ",\"client\":", http_req_peer(q->http));
+    add_str(b, ",\"path\":", q->http->msg.path);
+    add_str(b, ",\"client\":", q->http->peer);
     if (q->scan.has_model) add_str(b, ",\"model\":", q->scan.model);
     (void)buf_addf(b,
                    ",\"stage\":\"%s\",\"age_ms\":%.1f,\"worker\":%d,\"stream\":%s,"
                    "\"bytes_out\":%llu,\"segments\":%u,\"retries\":%u}",
-                   gw_stage_name(q->stage), clock_ms_since(http_req_start_ns(q->http)),
-                   q->target_index, q->ans.sse ? "true" : "false",
-                   (unsigned long long)http_req_bytes_out(q->http), q->scan.n_segments,
-                   q->n_retries);
+                   gw_stage_name(q->stage), clock_ms_since(q->http->start_ns), q->target_index,
+                   q->ans.sse ? "true" : "false", (unsigned long long)q->http->bytes_out,
+                   q->scan.n_segments, q->n_retries);
 }
 
 /* Only the worker that served a request knows how it was decided. */

@@ -73,7 +73,7 @@ static void ask_target(struct gw_req *q, unsigned index, const char *path, struc
     struct gw_fleet *f = q->loop->server->fleet;
     struct http_client *c = gw_fleet_client(f, index, q->loop->index, q->loop->http_loop);
     struct buf headers = BUF_INIT;
-    if (c && gw_hop_header(http_req_head(q->http), q->loop->server->hop, &headers) == 0 &&
+    if (c && gw_hop_header(&q->http->msg.head, q->loop->server->hop, &headers) == 0 &&
         gw_fleet_door(f, index, &headers) == 0 && buf_cstr(&headers) &&
         http_call_start(
             c, &(struct http_request){.method = "GET", .target = path, .headers = headers.data},

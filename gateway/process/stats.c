@@ -243,7 +243,7 @@ static void render(struct buf *b, const struct gw_req *q, int status, enum gw_en
                                        "upstream", "timeout",      "drain"};
     const struct http_req *r = q->http;
     const struct gw_usage *u = &q->usage;
-    uint64_t start_ns = r ? http_req_start_ns(r) : clock_ns();
+    uint64_t start_ns = r ? r->start_ns : clock_ns();
     double now = clock_wall_s();
     time_t secs = (time_t)now;
     struct tm tm;
@@ -257,24 +257,24 @@ static void render(struct buf *b, const struct gw_req *q, int status, enum gw_en
         add_field(b, "span_id", q->trace.span);
         add_field(b, "parent_id", q->trace.parent);
     }
-    add_field(b, "client", r ? http_req_peer(r) : NULL);
+    add_field(b, "client", r ? r->peer : NULL);
     if (q->key && q->key->id[0]) add_field(b, "key_id", q->key->id);
-    add_field(b, "method", r ? http_req_method(r) : NULL);
-    add_field(b, "path", r ? http_req_path(r) : NULL);
+    add_field(b, "method", r ? r->msg.method : NULL);
+    add_field(b, "path", r ? r->msg.path : NULL);
     add_field(b, "model", gw_req_model(q));
     add_field(b, "target", q->target_name);
     (void)buf_addf(b,
                    ",\"stream\":%s,\"status\":%d,\"end\":\"%s\",\"bytes_in\":%llu,"
                    "\"bytes_out\":%llu,\"segments\":%u",
                    q->ans.sse || q->ans.early ? "true" : "false", status, ends[end],
-                   r ? (unsigned long long)http_req_bytes_in(r) : 0,
-                   r ? (unsigned long long)http_req_bytes_out(r) : 0, q->scan.n_segments);
+                   r ? (unsigned long long)r->bytes_in : 0,
+                   r ? (unsigned long long)r->bytes_out : 0, q->scan.n_segments);
     if (u->known)
         (void)buf_addf(b, ",\"prompt_tokens\":%llu,\"completion_tokens\":%llu",
                        (unsigned long long)u->prompt, (unsigned long long)u->completion);
     if (u->has_cached) (void)buf_addf(b, ",\"cached_tokens\":%llu", (unsigned long long)u->cached);
     if (q->scan.n_segments) add_field(b, "detector", q->scan.detector);
-    const char *retry = r ? http_header_find(http_req_head(r), "x-stainless-retry-count") : NULL;
+    const char *retry = r ? http_header_find(&r->msg.head, "x-stainless-retry-count") : NULL;
     if (retry && strlen(retry) <= SDK_RETRY_MAX) add_field(b, "sdk_retry", retry);
     if (q->first_byte_ns)
         (void)buf_addf(b, ",\"ttft_ms\":%.3f", (double)(q->first_byte_ns - start_ns) / 1e6);

@@ -83,10 +83,7 @@ static void begin_relay(struct gw_req *q)
     q->status = q->ans.status;
     q->ans.begun = true;
     q->ans.last_ns = clock_ns();
-    if (q->ans.sse || q->ans.length < 0)
-        (void)http_reply_start(q->http, q->status, NULL, headers);
-    else
-        (void)http_reply_start_sized(q->http, q->status, NULL, headers, (uint64_t)q->ans.length);
+    (void)http_reply_start(q->http, q->status, NULL, headers, q->ans.sse ? -1 : q->ans.length);
     buf_fini(&q->ans.headers); /* a stream may last for minutes */
 }
 
@@ -260,7 +257,7 @@ static void on_answer_head(void *ctx, int status, const struct http_head *h)
     bool long_answer = q->ans.length > COLLECT_BYTES_MAX ||
                        (q->ans.length < 0 && (!plain_text || !is_type(type, "application/json")));
     bool bare = status == 204 || status == 304;
-    bool to_head = strcmp(http_req_method(q->http), "HEAD") == 0;
+    bool to_head = strcmp(q->http->msg.method, "HEAD") == 0;
     q->ans.streams = !q->ans.sse && !bare && (to_head ? q->ans.length > 0 : long_answer);
     if (q->ans.sse || q->ans.streams) begin_relay(q);
 }
@@ -378,7 +375,8 @@ static void begin_early(struct gw_req *q)
     (void)buf_adds(&headers, "Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n");
     q->ans.begun = q->ans.early = true;
     q->status = 200;
-    (void)http_reply_start(q->http, 200, "text/event-stream; charset=utf-8", buf_cstr(&headers));
+    (void)http_reply_start(q->http, 200, "text/event-stream; charset=utf-8", buf_cstr(&headers),
+                           -1);
     buf_fini(&headers);
 }
 
@@ -390,7 +388,7 @@ void gw_answer_keepalive(struct gw_req *q, uint64_t now_ns)
     if (every == 0) return;
     bool waits = q->scan.stream && (q->route->props & GW_R_DONE) && !q->ans.got_head;
     if (!q->ans.begun) {
-        since = http_req_start_ns(q->http);
+        since = q->http->start_ns;
         if (!waits || (every < GRACE_MS * 1000000ull && now_ns < since + GRACE_MS * 1000000ull))
             return;
     }

@@ -151,7 +151,7 @@ static void find_chunks(struct gw_req *q)
 {
     struct gw_server *server = q->loop->server;
     struct gw_scan *s = &q->scan;
-    const struct http_head *head = http_req_head(q->http);
+    const struct http_head *head = &q->http->msg.head;
     s->presets = server->presets;
     s->dry = (q->route->props & GW_R_ADMIN) != 0;
     s->given = http_header_find(head, "x-kvblend-segments");
@@ -175,7 +175,7 @@ static void head_checked(struct gw_req *q)
  * upstream would ignore the key in silence. */
 static bool asks_for_map(const struct gw_req *q)
 {
-    const char *h = http_header_find(http_req_head(q->http), "x-kvblend-strategy");
+    const char *h = http_header_find(&q->http->msg.head, "x-kvblend-strategy");
     if (!(q->route->props & GW_R_ADMIT) || !(q->route->props & GW_R_DETECT)) return false;
     return q->scan.asks_map || (h && (!strcmp(h, "map_reduce") || !strcmp(h, "map_rerank")));
 }
@@ -278,8 +278,8 @@ void gw_read_begin(struct gw_req *q)
 {
     size_t len;
     const char *body = http_req_body(q->http, &len);
-    const char *type = http_header_find(http_req_head(q->http), "content-type");
-    bool post = strcmp(http_req_method(q->http), "POST") == 0;
+    const char *type = http_header_find(&q->http->msg.head, "content-type");
+    bool post = strcmp(q->http->msg.method, "POST") == 0;
     q->stage = GW_SCANNING;
     q->active = (q->route->props & GW_R_ADMIN) == 0;
     if (q->active) gw_stats_add(GW_M_ACTIVE, 1);

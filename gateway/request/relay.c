@@ -53,10 +53,10 @@ static void answer_no_target(struct gw_req *q, enum gw_pick why, uint32_t wait_m
         else if (q->route->props & GW_R_WORKER)
             gw_answer_error(q, GW_E_UNKNOWN_URL, NULL,
                             "This gateway has no workers, and they alone serve %.200s.",
-                            http_req_path(q->http));
+                            q->http->msg.path);
         else
             gw_answer_error(q, GW_E_UNKNOWN_URL, NULL, "Nothing here serves %.200s.",
-                            http_req_path(q->http));
+                            q->http->msg.path);
         return;
     case GW_PICK_LOADING:
     case GW_PICK_RETURNING:

@@ -20,14 +20,13 @@ void gw_req_set_want(struct gw_req *q)
     q->want.prompt_tokens = gw_usage_estimate(q->scan.len);
     q->want.upstream_only = q->route->props & GW_R_UPSTREAM;
     q->want.worker_only = q->route->props & GW_R_WORKER;
-    if (q->route->props & GW_R_OPENED) q->want.path = http_req_path(q->http) + strlen("/v1/");
+    if (q->route->props & GW_R_OPENED) q->want.path = q->http->msg.path + strlen("/v1/");
 }
 
 bool gw_req_space(const struct gw_req *q, char ret[GW_SCAN_SPACE_MAX])
 {
-    const char *given = http_header_find(http_req_head(q->http), "x-kvblend-namespace");
-    const char *query =
-        q->route->props & GW_R_ADMIN ? strstr(http_req_query(q->http), "space=") : NULL;
+    const char *given = http_header_find(&q->http->msg.head, "x-kvblend-namespace");
+    const char *query = q->route->props & GW_R_ADMIN ? strstr(q->http->msg.query, "space=") : NULL;
     if (q->key && q->key->name_space) given = q->key->name_space;
     if (query) given = query + strlen("space=");
     size_t len = !given ? 0 : query ? strcspn(given, "&") : strlen(given);

@@ -78,7 +78,7 @@ static bool passes(const struct gw_req *q, const struct gw_lease *l, const struc
 
 static int add_headers(const struct gw_req *q, const struct gw_lease *l, struct buf *out)
 {
-    const struct http_head *h = http_req_head(q->http);
+    const struct http_head *h = &q->http->msg.head;
     bool names = http_header_find(h, "connection") != NULL;
     int r = buf_reserve(out, HEADERS_USUAL_BYTES);
     if (r == 0) r = http_header_add(out, "x-request-id", q->id);
@@ -119,11 +119,11 @@ static int add_opened(const struct gw_req *q, struct buf *out)
 {
     static const char plain[] =
         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~:/@!$&'()*+,;=";
-    const char *raw = http_req_target(q->http), *query = http_req_query(q->http);
+    const char *raw = q->http->msg.target, *query = q->http->msg.query;
     int r = 0;
     if (strncmp(raw, "/v1/", 4) == 0 && !memmem(raw, strcspn(raw, "?"), "//", 2))
         return buf_adds(out, raw + 4);
-    for (const char *p = http_req_path(q->http) + strlen("/v1/"); r == 0 && *p; p++)
+    for (const char *p = q->http->msg.path + strlen("/v1/"); r == 0 && *p; p++)
         r = strchr(plain, *p) ? buf_addc(out, *p) : buf_addf(out, "%%%02X", (unsigned char)*p);
     return r < 0 || !*query ? r : buf_addf(out, "?%s", query);
 }
@@ -131,7 +131,7 @@ static int add_opened(const struct gw_req *q, struct buf *out)
 static int add_path(const struct gw_req *q, struct buf *out)
 {
     const struct gw_route *t = q->route;
-    const char *query = http_req_query(q->http), *path = t->target;
+    const char *query = q->http->msg.query, *path = t->target;
     int r = add_base(&q->send.lease, &path, out);
     if (r == 0) r = buf_adds(out, path);
     if (r == 0 && t->props & GW_R_OPENED) return add_opened(q, out);
@@ -146,8 +146,7 @@ static void count_try(struct gw_req *q)
     q->target_name = q->send.lease.name;
     q->target_index = (int)q->send.lease.index;
     q->noun = q->send.lease.worker ? "worker" : "upstream";
-    if (q->n_retries == 0)
-        q->overhead_ns = q->send.start_ns - http_req_start_ns(q->http) - q->queue_ns;
+    if (q->n_retries == 0) q->overhead_ns = q->send.start_ns - q->http->start_ns - q->queue_ns;
 }
 
 static void pieces_free(struct gw_req *q)
@@ -200,7 +199,7 @@ static int make_pieces(struct gw_req *q)
 /* Twice does no harm: it never left, or asks only, or is a route without memory. */
 static bool may_repeat(const struct gw_req *q, bool sent)
 {
-    const char *m = http_req_method(q->http);
+    const char *m = q->http->msg.method;
     bool asks = strcmp(m, "GET") == 0 || strcmp(m, "HEAD") == 0 || strcmp(m, "OPTIONS") == 0;
     return !sent || asks || (q->route->props & GW_R_REPEAT);
 }
@@ -216,7 +215,7 @@ static int start_call(struct gw_req *q, struct http_client *client)
     if (r == 0 && (!buf_cstr(headers) || !buf_cstr(path))) r = -ENOMEM;
     if (r == 0)
         r = http_call_start(client,
-                            &(struct http_request){.method = http_req_method(q->http),
+                            &(struct http_request){.method = q->http->msg.method,
                                                    .target = path->data,
                                                    .headers = buf_cstr(headers),
                                                    .pieces = q->send.pieces.v,

@@ -3,8 +3,9 @@
 #include "base/assert.h"
 #include "base/buf.h"
 #include "base/mem.h"
-#include "base/net/http_parse.h"
+#include "base/net/http_message.h"
 #include "base/net/http_server.h"
+#include "base/net/sse.h"
 
 #include <string.h>
 #include <strings.h>

@@ -4,7 +4,6 @@
 #include "tools/bench/proxy.h"
 
 #include "base/net/http_loop.h"
-#include "base/net/http_request.h"
 #include "base/net/http_server.h"
 
 #include <arpa/inet.h>
@@ -97,12 +96,13 @@ static void start_stream(struct origin *o, struct http_req *r, unsigned n_events
     struct stream *s = o->stream;
     while (s->r && s < o->stream + STREAMS_MAX - 1)
         s++;
-    if (s->r || http_reply_start(r, 200, "text/event-stream", "Cache-Control: no-cache\r\n") < 0) {
+    if (s->r ||
+        http_reply_start(r, 200, "text/event-stream", "Cache-Control: no-cache\r\n", -1) < 0) {
         http_reply_abort(r);
         return;
     }
     *s = (struct stream){r, n_events, 0};
-    http_req_set_user(r, s);
+    r->user = s;
     set_timer(o, tick_us);
 }
 
@@ -115,12 +115,12 @@ static void on_request(void *ctx, struct http_req *r)
     struct origin *o = ctx;
     struct buf answer = o->answer;
     unsigned n_events, tick_us;
-    http_req_set_user(r, NULL);
-    if (strcmp(http_req_method(r), "GET") == 0)
+    r->user = NULL;
+    if (strcmp(r->msg.method, "GET") == 0)
         answer = (struct buf){.data = (char *)(uintptr_t)models, .len = sizeof models - 1};
-    else if (strcmp(http_req_query(r), "echo") == 0)
+    else if (strcmp(r->msg.query, "echo") == 0)
         answer.data = (char *)(uintptr_t)http_req_body(r, &answer.len);
-    else if (sscanf(http_req_query(r), "events=%u&tick_us=%u", &n_events, &tick_us) == 2) {
+    else if (sscanf(r->msg.query, "events=%u&tick_us=%u", &n_events, &tick_us) == 2) {
         start_stream(o, r, n_events, tick_us);
         return;
     }
@@ -129,7 +129,7 @@ static void on_request(void *ctx, struct http_req *r)
 
 static void on_close(void *ctx, struct http_req *r, bool aborted)
 {
-    struct stream *s = http_req_user(r);
+    struct stream *s = r->user;
     (void)ctx;
     (void)aborted;
     if (s && s->r == r) s->r = NULL;

@@ -268,7 +268,7 @@ static void pin_chunk(struct worker *w, struct wk_call *c, const struct tier_key
 
 static void chunk_route(struct worker *w, struct wk_call *c, const char *rest)
 {
-    const char *method = http_req_method(c->r), *verb = strchr(rest, '/');
+    const char *method = c->r->msg.method, *verb = strchr(rest, '/');
     struct tier_key k;
     char hex[40], tier[16];
 
@@ -425,7 +425,7 @@ static int admin_decisions(struct worker *w, struct wk_call *c, const char *path
     struct buf b = BUF_INIT;
     struct gather g = {.out = json_array(), .id = *path == '/' && path[1] ? path + 1 : NULL};
 
-    if (strcmp(http_req_method(c->r), "GET") != 0 || (*path && !g.id) || !w->reuse.decider) {
+    if (strcmp(c->r->msg.method, "GET") != 0 || (*path && !g.id) || !w->reuse.decider) {
         json_decref(g.out);
         return 0;
     }
@@ -449,7 +449,7 @@ static int admin_decisions(struct worker *w, struct wk_call *c, const char *path
 /* ---- table ---- */
 int wk_admin(struct worker *w, struct wk_call *c, const char *path)
 {
-    const char *m = http_req_method(c->r);
+    const char *m = c->r->msg.method;
     bool get = strcmp(m, "GET") == 0, post = strcmp(m, "POST") == 0;
 
     if (get && strcmp(path, "status") == 0)

@@ -334,7 +334,7 @@ static int order_run(struct wk_task *t)
 
 int wk_admin_tiers(struct worker *w, struct wk_call *c, const char *path)
 {
-    const char *method = http_req_method(c->r);
+    const char *method = c->r->msg.method;
 
     if (strcmp(method, "GET") == 0 && strcmp(path, "tiers") == 0) {
         wk_task_start(w, c, &(struct wk_work){.fn = tiers_run});

@@ -280,7 +280,7 @@ void wk_gen_start(struct worker *w, struct wk_call *c, bool chat)
     g->chat = chat;
     g->msg.fn = gen_news;
     g->in_helper = true;
-    g->start_ns = http_req_start_ns(c->r);
+    g->start_ns = c->r->start_ns;
     g->created = (int64_t)clock_wall_s();
     make_id(g);
     (void)snprintf(g->request_id, sizeof g->request_id, "%s", c->id);

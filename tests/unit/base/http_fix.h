@@ -69,22 +69,22 @@ static void on_request(void *ctx, struct http_req *r)
 {
     struct fix *f = ctx;
     size_t len;
-    const char *body = http_req_body(r, &len), *path = http_req_path(r);
+    const char *body = http_req_body(r, &len), *path = r->msg.path;
     struct buf b = BUF_INIT;
     if (strcmp(path, "/hold") == 0) {
         f->held = r;
     } else if (strcmp(path, "/big") == 0) {
         f->big_left = 256u << 20;
-        (void)http_reply_start(r, 200, "text/plain", NULL);
+        (void)http_reply_start(r, 200, "text/plain", NULL, -1);
         pump_big(f, r);
     } else if (strcmp(path, "/stream") == 0) {
-        (void)http_reply_start(r, 200, "text/plain", NULL);
+        (void)http_reply_start(r, 200, "text/plain", NULL, -1);
         (void)http_reply_write(r, "one", 3);
         (void)http_reply_write(r, "twotwotwotwotwotwo", 18);
         (void)http_reply_end(r);
     } else {
-        (void)buf_addf(&b, "%s|%s|%s|%zu|%.*s", http_req_method(r), path, http_req_query(r), len,
-                       (int)len, body);
+        (void)buf_addf(&b, "%s|%s|%s|%zu|%.*s", r->msg.method, path, r->msg.query, len, (int)len,
+                       body);
         (void)http_reply(r, 200, "text/plain", NULL, b.data, b.len);
     }
     buf_fini(&b);
@@ -109,10 +109,10 @@ static void on_drain(void *ctx, struct http_req *r)
 static void on_head(void *ctx, struct http_req *r)
 {
     struct fix *f = ctx;
-    if (strcmp(http_req_path(r), "/no") == 0) (void)http_reply(r, 401, "text/plain", NULL, "no", 2);
-    if (strcmp(http_req_path(r), "/cut") == 0) http_reply_abort(r);
-    if (strcmp(http_req_path(r), "/later") == 0) f->held = r;
-    if (http_req_crowded(r) && strcmp(http_req_path(r), "/crowded") == 0)
+    if (strcmp(r->msg.path, "/no") == 0) (void)http_reply(r, 401, "text/plain", NULL, "no", 2);
+    if (strcmp(r->msg.path, "/cut") == 0) http_reply_abort(r);
+    if (strcmp(r->msg.path, "/later") == 0) f->held = r;
+    if (r->crowded && strcmp(r->msg.path, "/crowded") == 0)
         (void)http_reply(r, 429, "text/plain", NULL, "no", 2);
     note(f, &f->n_heads);
 }
@@ -121,7 +121,7 @@ static void on_fault(void *ctx, struct http_req *r, int status, const char *why)
 {
     struct fix *f = ctx;
     f->fault = status;
-    if (strcmp(http_req_path(r), "/mute") != 0)
+    if (strcmp(r->msg.path, "/mute") != 0)
         (void)http_reply(r, status, "text/plain", NULL, why, strlen(why));
     note(f, &f->n_faults);
 }

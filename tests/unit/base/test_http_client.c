@@ -51,13 +51,12 @@ static void pump_big(struct fix *f, struct http_req *r)
 static void on_request(void *ctx, struct http_req *r)
 {
     struct fix *f = ctx;
-    const char *path = http_req_path(r);
+    const char *path = r->msg.path;
     size_t len;
     const char *body = http_req_body(r, &len);
-    if (f->n_requests < CALLS_MAX)
-        (void)snprintf(f->peers[f->n_requests], 64, "%s", http_req_peer(r));
+    if (f->n_requests < CALLS_MAX) (void)snprintf(f->peers[f->n_requests], 64, "%s", r->peer);
     f->n_requests++;
-    (void)snprintf(f->host, sizeof f->host, "%s", http_header_find(http_req_head(r), "host"));
+    (void)snprintf(f->host, sizeof f->host, "%s", http_header_find(&r->msg.head, "host"));
     if (strcmp(path, "/echo") == 0) {
         int e = http_reply(r, 200, "text/plain", NULL, body, len);
         ASSERT_TRUE(e == 0 || f->tolerant);
@@ -66,18 +65,18 @@ static void on_request(void *ctx, struct http_req *r)
         http_req_drop_body(r);
         ASSERT_STREQ(http_req_body(r, &len), "");
         ASSERT_EQ(len, 0);
-        ASSERT_EQ(http_req_bytes_in(r), 40000);
+        ASSERT_EQ(r->bytes_in, 40000);
         ASSERT_EQ(http_reply(r, 200, "text/plain", NULL, "dropped", 7), 0);
     } else if (strcmp(path, "/hold") == 0) {
         f->held = r;
     } else if (strcmp(path, "/big") == 0) {
         f->big_left = 8u << 20;
-        ASSERT_EQ(http_reply_start(r, 200, "application/octet-stream", NULL), 0);
+        ASSERT_EQ(http_reply_start(r, 200, "application/octet-stream", NULL, -1), 0);
         pump_big(f, r);
     } else if (strcmp(path, "/sized") == 0) {
-        ASSERT_EQ(http_reply_start_sized(r, 200, "text/plain", NULL, 6), 0);
+        ASSERT_EQ(http_reply_start(r, 200, "text/plain", NULL, 6), 0);
         ASSERT_EQ(http_reply_write(r, "abc", 3), 0);
-        bool no_body = strcmp(http_req_method(r), "HEAD") == 0;
+        bool no_body = strcmp(r->msg.method, "HEAD") == 0;
         ASSERT_EQ(http_reply_write(r, "abcd", 4), no_body ? 0 : -EMSGSIZE);
         if (len == 0) ASSERT_EQ(http_reply_write(r, "def", 3), 0);
         ASSERT_EQ(http_reply_end(r), len == 0 ? 0 : -EPIPE);
@@ -88,7 +87,7 @@ static void on_request(void *ctx, struct http_req *r)
         ASSERT_EQ(http_reply_end(r), 0);
         ASSERT_EQ(http_reply_write(r, "x", 1), -EPIPE);
     } else if (strcmp(path, "/cut") == 0) {
-        ASSERT_EQ(http_reply_start(r, 200, "text/plain", NULL), 0);
+        ASSERT_EQ(http_reply_start(r, 200, "text/plain", NULL, -1), 0);
         ASSERT_EQ(http_reply_write(r, "half", 4), 0);
         http_reply_abort(r);
         ASSERT_EQ(http_reply_write(r, "x", 1), -EPIPE);

@@ -67,18 +67,18 @@ static void on_request(void *ctx, struct http_req *r)
 {
     struct fix *f = ctx;
     size_t len;
-    const char *body = http_req_body(r, &len), *path = http_req_path(r);
+    const char *body = http_req_body(r, &len), *path = r->msg.path;
     f->n_requests++;
     if (strcmp(path, "/big") == 0) {
         f->big_left = 6u << 20;
-        ASSERT_OK(http_reply_start(r, 200, "text/plain", NULL));
+        ASSERT_OK(http_reply_start(r, 200, "text/plain", NULL, -1));
         pump_big(f, r);
     } else if (strcmp(path, "/sse") == 0) {
         ASSERT_OK(http_sse_start(r, NULL));
         ASSERT_OK(http_reply_write(r, "data: {}\n\n", 10));
         ASSERT_OK(http_reply_end(r));
     } else if (strcmp(path, "/cut") == 0) {
-        ASSERT_OK(http_reply_start(r, 200, "text/plain", NULL));
+        ASSERT_OK(http_reply_start(r, 200, "text/plain", NULL, -1));
         ASSERT_OK(http_reply_write(r, "half", 4));
         http_reply_abort(r);
     } else {

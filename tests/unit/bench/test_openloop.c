@@ -36,13 +36,13 @@ static void on_request(void *ctx, struct http_req *r)
 {
     struct http_timer *t;
     (void)ctx;
-    if (strcmp(http_req_path(r), "/silent") == 0) return;
-    if (strcmp(http_req_method(r), "GET") == 0) {
+    if (strcmp(r->msg.path, "/silent") == 0) return;
+    if (strcmp(r->msg.method, "GET") == 0) {
         (void)http_reply(r, 200, "text/plain", NULL, "here", 4);
         return;
     }
     (void)http_sse_start(r, NULL);
-    if (strcmp(http_req_path(r), "/error") == 0) {
+    if (strcmp(r->msg.path, "/error") == 0) {
         frame(r, "{\"error\":{\"message\":\"lost\"}}");
         finish(r);
         return;

@@ -39,8 +39,8 @@ struct site {
 static void stub_request(void *ctx, struct http_req *r)
 {
     struct stub *b = ctx;
-    const char *path = http_req_path(r);
-    const char *key = http_header_find(http_req_head(r), "authorization");
+    const char *path = r->msg.path;
+    const char *key = http_header_find(&r->msg.head, "authorization");
     bool models = strstr(path, "/models") != NULL;
     int status = models ? b->models_status : b->health;
     struct buf body = BUF_INIT;

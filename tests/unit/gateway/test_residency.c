@@ -72,20 +72,20 @@ struct world {
 static void on_request(void *ctx, struct http_req *r)
 {
     struct world *w = ctx;
-    if (strcmp(http_req_path(r), "/admin/residents") != 0) { /* it is well, and has a model */
+    if (strcmp(r->msg.path, "/admin/residents") != 0) { /* it is well, and has a model */
         static const char models[] = "{\"data\":[{\"id\":\"m\"}]}";
         (void)http_reply(r, 200, "application/json", NULL, models, sizeof models - 1);
         return;
     }
     unsigned i = w->n_asked++;
-    ASSERT_STREQ(http_header_find(http_req_head(r), "authorization"), "Bearer k");
+    ASSERT_STREQ(http_header_find(&r->msg.head, "authorization"), "Bearer k");
     if (i >= 8 || !w->answer[i]) return;
-    (void)snprintf(w->query[i], sizeof w->query[i], "%s", http_req_query(r));
+    (void)snprintf(w->query[i], sizeof w->query[i], "%s", r->msg.query);
     const char *a = w->answer[i];
     if (a[0] == '!') {
         (void)http_reply(r, 404, "text/plain", NULL, "", 0);
     } else if (a[0] == '~') { /* half of it, then the connection breaks */
-        (void)http_reply_start(r, 200, "text/plain", NULL);
+        (void)http_reply_start(r, 200, "text/plain", NULL, -1);
         (void)http_reply_write(r, a + 1, strlen(a + 1));
         http_reply_abort(r);
     } else {
