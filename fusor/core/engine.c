@@ -39,7 +39,6 @@ struct fus_job {
     int32_t *banned; /* EOG and stop ids, for min_new */
     size_t n_banned;
     atomic_bool cancel;
-    bool planned; /* sources and sinks went to the prefill */
     uint64_t submit_ns, due_ns, start_ns;
     uint64_t worked_ns; /* by the engine for its prefill, up to the unit under way */
     struct fus_prefill *prefill;
@@ -64,16 +63,14 @@ struct fus_engine {
     struct build_job *builds; /* urgent ones first */
     unsigned n_builds;
     bool stop;
-    const void *build_ctx;   /* of the build under way */
-    bool build_urgent;       /* it is */
-    struct fus_job *current; /* == prefilling, for fus_engine_destroy() */
     struct fus_engine_stats stats;
-    /* engine thread only */
+    /* the engine thread sets them under m, and looks at them without */
     struct fus_job *prefilling;
+    struct build_job *building;
+    /* engine thread only */
     struct fus_job *running; /* decoding */
     unsigned n_choices;      /* live choices of `running` */
     uint32_t reserved;       /* pages kept for the forks of `prefilling` */
-    struct build_job *building;
     struct fus_session *build_session;
     struct fus_prefill *build_prefill;
     bool build_turn; /* urgent builds take turns with prefill steps */
@@ -88,7 +85,6 @@ struct fus_engine {
     struct fus_edits *batch_edits;
     bool *batch_wants; /* logits: they are looked at, and its token is not drawn */
     atomic_bool build_cancel;
-    atomic_bool idle_cancel; /* of an idle plan: a request has come */
 };
 
 /* ---- jobs ---- */
@@ -143,21 +139,19 @@ static int job_create(const struct fus_engine *e, const struct fus_request *r, s
     return 0;
 }
 
-/* A request that never got as far as a prefill still holds what came with its plan. */
-static void drop_plan(struct fus_job *j, int status)
+/* What no prefill has begun with still holds its sources and sinks. */
+static void drop_plan(const struct fus_plan *p, int status)
 {
-    const struct fus_plan *p = &j->req.plan;
-    if (j->planned) return;
-    j->planned = true;
     for (size_t i = 0; i < p->n_range; i++)
         if (p->range[i].src.ops) p->range[i].src.ops->release(p->range[i].src.ctx);
     for (size_t i = 0; i < p->n_capture; i++)
         if (p->capture[i].sink.ops) p->capture[i].sink.ops->done(p->capture[i].sink.ctx, status);
+    if (p->measure.src.ops) p->measure.src.ops->release(p->measure.src.ctx);
 }
 
 static void job_end(struct fus_job *j, enum fus_finish finish, int status)
 {
-    drop_plan(j, status < 0 ? status : -ECANCELED);
+    drop_plan(&j->req.plan, status < 0 ? status : -ECANCELED);
     fus_prefill_end(j->prefill);
     j->prefill = NULL;
     const struct fus_event_done d = {.finish = finish, .status = status};
@@ -315,48 +309,35 @@ static bool waits_for_builds(struct fus_engine *e, const struct fus_job *j)
 {
     pthread_mutex_lock(&e->m);
     const struct build_job *b = e->builds;
-    bool on = e->building ? e->build_urgent
-                          : b && b->b.urgent && fus_pages_for(b->b.n + 1) <= e->core->n_free;
+    bool on = e->building ? e->building->b.urgent
+                          : b && b->b.urgent && fus_pages_for(b->b.n) <= e->core->n_free;
     pthread_mutex_unlock(&e->m);
     return on && j->req.ops->waits && j->req.ops->waits(j->req.ctx);
 }
 
-/* 1 started or ended, 0 must wait. */
+/* 1 started, 0 must wait, <0 failed. */
 static int try_start(struct fus_engine *e, struct fus_job *j)
 {
     const unsigned ctx_max = fus_core_ctx_max(e->core);
     struct fus_request *r = &j->req;
-    int err = 0;
-    if (r->plan.n_tok == 0) err = -EINVAL;
-    if (r->plan.n_tok > ctx_max || (r->plan.n_tok == ctx_max && r->max_new > 0)) err = -ERANGE;
-    if (err < 0) {
-        job_fail(j, err);
-        return 1;
-    }
+    if (r->plan.n_tok == 0) return -EINVAL;
+    if (r->plan.n_tok > ctx_max || (r->plan.n_tok == ctx_max && r->max_new > 0)) return -ERANGE;
     if (r->max_new > ctx_max - r->plan.n_tok) r->max_new = ctx_max - r->plan.n_tok;
     const uint32_t cap = r->plan.n_tok + r->max_new;
     const uint32_t need = fus_pages_for(cap) + fork_pages(j, cap);
-    if (need > e->core->n_pages) {
-        job_fail(j, -ENOMEM);
-        return 1;
-    }
-    if (e->n_choices + r->n_choices > e->o.max_running || need > e->core->n_free) {
-        if (e->running || e->building) return 0; /* their pages will come back */
-        job_fail(j, -ENOMEM);                    /* the pages are held outside the engine */
-        return 1;
-    }
+    if (need > e->core->n_pages) return -ENOMEM;
+    /* Pages of others will come back, unless they are held outside the engine. */
+    if (e->n_choices + r->n_choices > e->o.max_running || need > e->core->n_free)
+        return e->running || e->building ? 0 : -ENOMEM;
     if (waits_for_builds(e, j)) return 0;
     j->start_ns = clock_ns();
-    err = fus_session_create(e->core, cap, &j->choice[0].s);
+    int err = fus_session_create(e->core, cap, &j->choice[0].s);
     if (err == 0) err = find_banned(e, j);
     if (err == 0) err = make_plan(j);
     if (err == 0) err = fus_prefill_begin(j->choice[0].s, &r->plan, &j->prefill);
-    if (err < 0) {
-        job_fail(j, err);
-        return 1;
-    }
-    j->planned = true;
-    e->prefilling = j;
+    if (err < 0) return err;
+    r->plan.n_range = r->plan.n_capture = 0; /* sources and sinks are the prefill's now */
+    r->plan.measure.src.ops = NULL;
     e->reserved = fork_pages(j, cap);
     return 1;
 }
@@ -372,6 +353,16 @@ static void enqueue(struct fus_engine *e, struct fus_job *j, bool back)
     e->stats.n_waiting++;
 }
 
+/* `again`: back to the queue, or NULL. */
+static void prefill_left(struct fus_engine *e, struct fus_job *again)
+{
+    pthread_mutex_lock(&e->m);
+    e->prefilling = NULL;
+    if (again) enqueue(e, again, true);
+    pthread_mutex_unlock(&e->m);
+    e->reserved = 0;
+}
+
 /* Take the request that was due first off the queue. false: there is none, or not yet. */
 static bool start_next(struct fus_engine *e)
 {
@@ -383,29 +374,18 @@ static bool start_next(struct fus_engine *e)
         e->waiting = j->next;
         e->stats.n_waiting--;
     }
-    e->current = j;
+    e->prefilling = j;
     pthread_mutex_unlock(&e->m);
     if (!j) return false;
-    const int started = try_start(e, j); /* may have freed j */
-    pthread_mutex_lock(&e->m);
-    if (!e->prefilling) e->current = NULL;
-    if (!started) enqueue(e, j, true);
-    pthread_mutex_unlock(&e->m);
-    if (started) unit_end(e, &u);
-    if (e->prefilling) e->prefilling->worked_ns = u.u.spent_ns;
-    return started;
+    const int r = try_start(e, j);
+    if (r <= 0) prefill_left(e, r == 0 ? j : NULL);
+    if (r < 0) job_fail(j, r);
+    if (r != 0) unit_end(e, &u);
+    if (r > 0) j->worked_ns = u.u.spent_ns;
+    return r != 0;
 }
 
 /* ---- prefill and decode ---- */
-
-static void prefill_left(struct fus_engine *e)
-{
-    pthread_mutex_lock(&e->m);
-    e->current = NULL;
-    pthread_mutex_unlock(&e->m);
-    e->prefilling = NULL;
-    e->reserved = 0;
-}
 
 /* First tokens of all choices. 0, or <0 when the request failed. */
 static int first_tokens(struct fus_engine *e, struct fus_job *j, enum fus_finish *last)
@@ -414,6 +394,7 @@ static int first_tokens(struct fus_engine *e, struct fus_job *j, enum fus_finish
     const unsigned V = fus_core_config(e->core)->V;
     size_t rows = 0;
     const float *logits = fus_prefill_logits(j->prefill, &rows);
+    ASSERT(rows > 0);
     struct fus_report report;
     fus_prefill_report(j->prefill, &report);
     const uint64_t now = clock_ns();
@@ -474,7 +455,7 @@ static bool prefill_step(struct fus_engine *e)
         j->worked_ns += u.u.spent_ns;
         return true;
     }
-    prefill_left(e);
+    prefill_left(e, NULL);
     if (r < 0) {
         leave_decode(e, j);
         job_fail(j, r);
@@ -567,59 +548,25 @@ static void build_end(struct fus_engine *e, int status)
     fus_session_destroy(e->build_session);
     e->build_prefill = NULL;
     e->build_session = NULL;
-    e->building = NULL;
     pthread_mutex_lock(&e->m);
-    e->build_ctx = NULL; /* it may be gone once on_end has run */
-    e->build_urgent = false;
-    pthread_mutex_unlock(&e->m);
-    if (b->b.on_end) b->b.on_end(b->b.ctx, status);
-    mem_free(b->b.tok);
-    mem_free(b);
-    pthread_mutex_lock(&e->m);
+    e->building = NULL; /* its ctx may be gone once on_end has run */
     e->stats.n_builds--;
     pthread_mutex_unlock(&e->m);
+    b->b.on_end(b->b.ctx, status);
+    mem_free(b);
 }
 
 /* 0 begun, 1 skipped, <0 failed. */
-static int build_begin(struct fus_engine *e, struct build_job *b)
+static int build_begin(struct fus_engine *e, const struct fus_build *b)
 {
-    struct kv_sink sink = {0};
-    int r = b->b.on_build(b->b.ctx, &sink);
+    struct fus_plan p = {0};
+    int r = b->on_plan(b->ctx, &p);
     if (r <= 0) return r == 0 ? 1 : r;
-    const struct fus_chunk chunk = {b->b.sink_token, b->b.tok, b->b.n};
-    r = fus_build_begin(e->build_session, &chunk, &sink, &e->build_cancel, &e->build_prefill);
-    if (r < 0) sink.ops->done(sink.ctx, r);
-    return r;
-}
-
-static int sensitivity_begin(struct fus_engine *e, struct build_job *b)
-{
-    struct fus_sensitivity p = {.sink_token = b->b.sink_token, .cancel = &e->build_cancel};
-    int r = b->b.on_sensitivity(b->b.ctx, &p);
-    if (r <= 0) return r == 0 ? 1 : r;
-    r = fus_sensitivity_begin(e->build_session, &p, &e->build_prefill);
-    if (r == 0) return 0;
-    p.src.ops->release(p.src.ctx);
-    if (p.before_src.ops) p.before_src.ops->release(p.before_src.ctx);
-    return r;
-}
-
-static int idle_begin(struct fus_engine *e, struct build_job *b)
-{
-    struct fus_plan p = {.cancel = &e->idle_cancel};
-    int r = b->b.on_plan(b->b.ctx, &p);
-    if (r <= 0) return r == 0 ? 1 : r;
-    ASSERT(p.n_tok <= b->b.n && p.n_capture == 0);
+    p.cancel = &e->build_cancel;
+    ASSERT(p.n_tok <= b->n);
     r = fus_prefill_begin(e->build_session, &p, &e->build_prefill);
-    for (size_t i = 0; r < 0 && i < p.n_range; i++)
-        if (p.range[i].src.ops) p.range[i].src.ops->release(p.range[i].src.ctx);
+    if (r < 0) drop_plan(&p, r);
     return r;
-}
-
-static int begin_any_build(struct fus_engine *e, struct build_job *b)
-{
-    if (b->b.on_plan) return idle_begin(e, b);
-    return b->b.on_sensitivity ? sensitivity_begin(e, b) : build_begin(e, b);
 }
 
 /* 1 started or ended, 0 must wait for pages, for requests to be gone, or for a decode step. */
@@ -629,27 +576,23 @@ static int build_start(struct fus_engine *e)
     struct unit u;
     pthread_mutex_lock(&e->m);
     struct build_job *b = e->builds;
-    if ((b->b.on_plan && e->waiting) || !unit_begin(e, FUS_WORK_BUILD, &step_begin, &u)) {
+    if ((b->b.gives_way && e->waiting) || !unit_begin(e, FUS_WORK_BUILD, &step_begin, &u)) {
         pthread_mutex_unlock(&e->m);
         return 0;
     }
-    atomic_store(&e->idle_cancel, e->stop);
-    const uint32_t cap = b->b.n + (b->b.sink_token >= 0);
-    const uint32_t need = fus_pages_for(cap);
-    const bool never =
-        b->b.n == 0 || cap < b->b.n || cap > fus_core_ctx_max(e->core) || need > e->core->n_pages;
+    const uint32_t cap = b->b.n, need = fus_pages_for(cap);
+    const bool never = cap == 0 || cap > fus_core_ctx_max(e->core) || need > e->core->n_pages;
     if (!never && need + e->reserved > e->core->n_free && !alone) {
         pthread_mutex_unlock(&e->m);
         return 0;
     }
     e->builds = b->next;
     e->n_builds--;
-    e->build_ctx = b->b.ctx;
-    e->build_urgent = b->b.urgent;
-    pthread_mutex_unlock(&e->m);
     e->building = b;
+    atomic_store(&e->build_cancel, e->stop);
+    pthread_mutex_unlock(&e->m);
     int r = never ? -ERANGE : fus_session_create(e->core, cap, &e->build_session);
-    if (r == 0) r = begin_any_build(e, b);
+    if (r == 0) r = build_begin(e, &b->b);
     if (r != 0) build_end(e, r);
     unit_end(e, &u);
     return 1;
@@ -671,16 +614,16 @@ static int build_step(struct fus_engine *e)
         fus_prefill_report(e->build_prefill, &report);
         b->on_logits(b->ctx, logits, n, &report);
     }
-    if (r != 1) build_end(e, r == -ECANCELED && b->on_plan ? -EAGAIN : r);
+    if (r != 1) build_end(e, r == -ECANCELED && b->gives_way ? -EAGAIN : r);
     unit_end(e, &u);
     return 1;
 }
 
-/* An idle plan that is under way when a request comes gives everything back. */
+/* What is under way when a request comes gives everything back. */
 static void give_way(struct fus_engine *e)
 {
-    const bool idle_plan = e->building && e->building->b.on_plan;
-    if (idle_plan && atomic_load(&e->idle_cancel)) build_end(e, -EAGAIN);
+    const bool gives_way = e->building && e->building->b.gives_way;
+    if (gives_way && atomic_load(&e->build_cancel)) build_end(e, -EAGAIN);
 }
 
 /* ---- the thread ---- */
@@ -759,7 +702,7 @@ static void turn(struct fus_engine *e)
     if (!e->prefilling && start_next(e)) return;
     pthread_mutex_lock(&e->m);
     const bool requests = e->waiting != NULL, builds = e->builds != NULL;
-    const bool urgent = (builds && e->builds->b.urgent) || e->build_urgent;
+    const bool urgent = (builds && e->builds->b.urgent) || (e->building && e->building->b.urgent);
     pthread_mutex_unlock(&e->m);
     bool waits = false, worked = false;
     if ((builds || e->building) && build_now(e, urgent, requests)) {
@@ -876,8 +819,7 @@ static void end_everything(struct fus_engine *e)
     if (e->building) build_end(e, -ECANCELED);
     for (struct build_job *b = e->builds, *next; b; b = next) {
         next = b->next;
-        if (b->b.on_end) b->b.on_end(b->b.ctx, -ECANCELED);
-        mem_free(b->b.tok);
+        b->b.on_end(b->b.ctx, -ECANCELED);
         mem_free(b);
     }
 }
@@ -888,8 +830,7 @@ void fus_engine_destroy(struct fus_engine *e)
     pthread_mutex_lock(&e->m);
     e->stop = true;
     atomic_store(&e->build_cancel, true);
-    atomic_store(&e->idle_cancel, true);
-    if (e->current) atomic_store(&e->current->cancel, true);
+    if (e->prefilling) atomic_store(&e->prefilling->cancel, true);
     pthread_cond_signal(&e->wake);
     pthread_mutex_unlock(&e->m);
     pthread_join(e->thread, NULL);
@@ -910,7 +851,7 @@ int fus_submit(struct fus_engine *e, const struct fus_request *r, struct fus_job
         return -EAGAIN;
     }
     enqueue(e, j, false);
-    atomic_store(&e->idle_cancel, true);
+    if (e->building && e->building->b.gives_way) atomic_store(&e->build_cancel, true);
     *ret = j; /* before the engine may run it */
     pthread_cond_signal(&e->wake);
     pthread_mutex_unlock(&e->m);
@@ -966,7 +907,7 @@ void fus_build_hurry(struct fus_engine *e, const void *ctx)
         j->b.urgent = true;
         build_enqueue(e, j);
     }
-    if (e->build_ctx == ctx) e->build_urgent = true;
+    if (e->building && e->building->b.ctx == ctx) e->building->b.urgent = true;
     pthread_cond_signal(&e->wake);
     pthread_mutex_unlock(&e->m);
 }

@@ -5,8 +5,8 @@
  * any thread. Every submitted request gets exactly one on_done. Callbacks must be short (hand the
  * event to a ring) and may not call back into the engine except fus_cancel(). Order of work: decode
  * steps of all running choices between the steps of one prefill (step_budget.h), that of the
- * request that was due first; chunk builds only when no request waits or runs, urgent ones whenever
- * there is a turn, and before the request that waits for them; idle plans give way to everything.
+ * request that was due first; builds only when no request waits or runs, urgent ones whenever
+ * there is a turn, and before the request that waits for them; some give way to everything.
  * Thread: any for submit/cancel/stats. */
 #ifndef FUSOR_CORE_ENGINE_H
 #define FUSOR_CORE_ENGINE_H
@@ -18,7 +18,7 @@ struct fus_engine;
 enum fus_work {
     FUS_WORK_PREFILL,
     FUS_WORK_DECODE, /* a step of all running choices */
-    FUS_WORK_BUILD,  /* or a measurement, or an idle plan */
+    FUS_WORK_BUILD,
     FUS_WORKS
 };
 /* One thing that the thread did without looking up: what a running stream may have to wait for. */
@@ -102,26 +102,20 @@ void fus_engine_destroy(struct fus_engine *e);
 int fus_submit(struct fus_engine *e, const struct fus_request *r, struct fus_job **ret);
 void fus_cancel(struct fus_engine *e, struct fus_job *job); /* only before its on_done has run */
 
-/* Queue an isolated chunk build. on_build runs on the engine thread just before it starts: it fills
- * the sink (claims the record) or returns 0 to skip; done comes through the sink. */
+/* Background work, a plan of at most `n` tokens: an isolated chunk's build, a measurement, or any
+ * prompt for its logits. */
 struct fus_build {
-    int32_t sink_token;
-    int32_t *tok; /* taken over: freed with mem_free */
     uint32_t n;
-    int (*on_build)(void *ctx, struct kv_sink *ret); /* 1 go, 0 skip, <0 error */
-    /* Not NULL: a measurement of sensitivity instead of a build. It fills the rest of *ret
-     * (sources, neighbour, score) likewise; `n` is what chunk and neighbour have together, `tok`
-     * NULL. */
-    int (*on_sensitivity)(void *ctx, struct fus_sensitivity *ret);
-    /* Not NULL: any plan of at most `n` tokens, for its logits; `tok` NULL. It runs only while the
-     * engine has nothing else to do, and gives way at once: with a request submitted it ends with
-     * -EAGAIN and all it had is given back, so nothing waits for it or for its pages. on_plan fills
-     * the rest of *ret, as on_build; on_logits gets the rows [n_rows, V] before on_end(0). */
+    bool urgent;    /* not only in idle time */
+    bool gives_way; /* runs only while the engine has nothing else to do, and with a request
+                       submitted ends at once, with -EAGAIN: nothing waits for it or its pages */
+    /* Just before it starts, on the engine thread: fill *ret (claim the record), whose tokens stay
+     * valid until on_end. 1 go: the engine sees to every release() and done(); 0 skip, <0 error. */
     int (*on_plan)(void *ctx, struct fus_plan *ret);
+    /* The rows [n_rows, V], before on_end(0). May be NULL. */
     void (*on_logits)(void *ctx, const float *logits, size_t n_rows, const struct fus_report *r);
     void (*on_end)(void *ctx, int status); /* exactly once: 0, <0, 1 = skipped */
     void *ctx;
-    bool urgent; /* not only in idle time (warm-up) */
 };
 int fus_build_submit(struct fus_engine *e, const struct fus_build *b); /* -EAGAIN: queue full */
 /* The build of that ctx has become urgent; nothing happens when it is not in the queue any more. */

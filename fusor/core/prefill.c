@@ -65,7 +65,7 @@ static void lay_out(struct fus_prefill *f, struct carver *device, struct carver 
 static int make_block(struct fus_prefill *f)
 {
     struct carver device = {0}, shared = {0};
-    f->n_logits = f->wants_logits ? f->plan.n_tok - f->plan.logits_from : 0;
+    f->n_logits = f->plan.n_tok - f->plan.logits_from;
     lay_out(f, &device, &shared);
     int r = fus_core_take_block(f->core, device.at, shared.at, &f->block);
     if (r < 0) return r;
@@ -175,18 +175,17 @@ static void abandon(struct fus_prefill *f)
         f->range[i].active = false;
     for (size_t i = 0; i < f->n_capture; i++)
         f->capture[i].open = false;
+    f->plan.measure.src.ops = NULL;
     fus_prefill_end(f);
 }
 
-static int begin_plan(struct fus_session *s, const struct fus_plan *p, bool wants_logits,
-                      struct fus_prefill **ret)
+int fus_prefill_begin(struct fus_session *s, const struct fus_plan *p, struct fus_prefill **ret)
 {
     struct fus_prefill *f = mem_zalloc(sizeof(*f));
     if (!f) return -ENOMEM;
     f->core = s->core;
     f->s = s;
     f->plan = *p;
-    f->wants_logits = wants_logits;
     int r = fus_plan_resolve(f);
     if (r == 0) r = copy_plan(f);
     if (r == 0) {
@@ -210,41 +209,6 @@ static int begin_plan(struct fus_session *s, const struct fus_plan *p, bool want
     return 0;
 }
 
-int fus_begin_owned(struct fus_session *s, const struct fus_plan *p, int32_t *own,
-                    struct fus_prefill **ret)
-{
-    int r = begin_plan(s, p, false, ret);
-    if (r < 0)
-        mem_free(own);
-    else
-        (*ret)->own_tok = own;
-    return r;
-}
-
-int fus_prefill_begin(struct fus_session *s, const struct fus_plan *p, struct fus_prefill **ret)
-{
-    return begin_plan(s, p, true, ret);
-}
-
-int fus_build_begin(struct fus_session *s, const struct fus_chunk *chunk,
-                    const struct kv_sink *sink, const atomic_bool *cancel, struct fus_prefill **ret)
-{
-    const uint32_t head = chunk->sink_token >= 0, n = chunk->n;
-    if (n == 0 || n == UINT32_MAX) return -EINVAL;
-    int32_t *own = mem_alloc(((size_t)n + head) * sizeof(*own));
-    if (!own) return -ENOMEM;
-    if (head) own[0] = chunk->sink_token;
-    memcpy(own + head, chunk->tok, n * sizeof(*own));
-    const struct fus_capture cap = {.tok0 = head, .n = n, .sink = *sink};
-    const struct fus_plan p = {.tok = own,
-                               .n_tok = n + head,
-                               .capture = &cap,
-                               .n_capture = 1,
-                               .strategy = POL_FULL,
-                               .cancel = cancel};
-    return fus_begin_owned(s, &p, own, ret);
-}
-
 int fus_core_warm(struct fus_core *c, uint32_t n_tok)
 {
     const uint32_t most = c->n_pages / 4 * KN_PAGE;
@@ -253,7 +217,6 @@ int fus_core_warm(struct fus_core *c, uint32_t n_tok)
     struct fus_prefill *f = NULL;
     if (p.n_tok > c->ctx_max) p.n_tok = c->ctx_max;
     if (p.n_tok == 0 || !kn_info(c->dev)->is_host) return 0;
-    p.logits_from = p.n_tok - 1;
     int32_t *tok = mem_zalloc(p.n_tok * sizeof(*tok));
     p.tok = tok;
     int r = tok ? fus_session_create(c, p.n_tok, &s) : -ENOMEM;
@@ -465,10 +428,12 @@ static int rows_hook(void *ctx, const struct kv_rows *rows)
 /* Stored KV of the layer to its place. */
 static int step_stored(struct fus_prefill *f)
 {
+    const struct fus_measure *m = &f->plan.measure;
     f->at_choice = is_choice_layer(f);
     fus_reuse_far(f, 0, f->done_to);
     int r = f->at_choice ? kn_fence(f->core->dev) : 0; /* rows change here */
-    if (r == 0 && f->layer > 0) r = fus_sensitivity_fetch(f);
+    if (r == 0 && f->layer > 0 && fus_sensitivity_on(f))
+        r = m->src.ops->layer(m->src.ctx, f->layer, &f->measured);
     if (r == 0) r = bring_layer(f); /* last: what it queues is waited for with the layer */
     if (r < 0) return r;
     look_ahead(f);
@@ -634,10 +599,9 @@ static int step_first_half(struct fus_prefill *f)
         if (r < 0) return r;
     }
     const int r = step_a(f);
-    if (r < 0 || f->part != PART_B || !fus_sensitivity_on(f) || !fus_sensitivity_last(f)) return r;
-    fus_sensitivity_done(f);
-    end_prefill(f);
-    return 0;
+    if (r == 0 && f->part == PART_B && fus_sensitivity_on(f) && fus_sensitivity_end(f))
+        end_prefill(f);
+    return r;
 }
 
 static int step_second_half(struct fus_prefill *f)
@@ -751,13 +715,12 @@ void fus_prefill_end(struct fus_prefill *f)
     fus_reuse_far(f, 0, UINT_MAX);
     for (size_t i = 0; i < f->n_range; i++)
         fus_range_release(&f->range[i]);
-    fus_sensitivity_release(f);
+    if (fus_sensitivity_on(f)) f->plan.measure.src.ops->release(f->plan.measure.src.ctx);
     fus_captures_close(f, SIZE_MAX, -ECANCELED);
     fus_core_give_block(f->core, &f->block);
     mem_free(f->range);
     mem_free(f->piece);
     mem_free(f->capture);
     mem_free(f->kind);
-    mem_free(f->own_tok);
     mem_free(f);
 }

@@ -29,6 +29,15 @@ struct fus_capture {
     uint32_t tok0, n;
     struct kv_sink sink;
 };
+/* Measure instead of answering: how much does stored KV change behind other text (blending.md 7.3)?
+ * [tok0, n_tok), a chunk behind a neighbour, runs up to the middle layer and is compared with its
+ * isolated KV; score[i] becomes the larger of itself and token i's change: the mean over layers
+ * 1…L/2 of |dK|/|K| + |dV|/|V|. Zero it, then measure with a few real neighbours. */
+struct fus_measure {
+    uint32_t tok0;        /* > 0 */
+    struct kv_source src; /* ops NULL: nothing is measured; a source that fails fails the prefill */
+    float *score;         /* [n_tok - tok0], valid until prefill_end; untouched when it fails */
+};
 #define FUS_SENSE_POWER_DEFAULT 1
 #define FUS_SENSE_POWER_MAX 8
 struct fus_plan {
@@ -38,6 +47,7 @@ struct fus_plan {
     size_t n_range;
     const struct fus_capture *capture;
     size_t n_capture;
+    struct fus_measure measure; /* -ENOTSUP with one layer only */
     enum pol_strategy strategy;
     float ratio;          /* share of reused chunk tokens to recompute, 0…1 */
     uint32_t suffix;      /* tokens after the last chunk that score (query); 0 = all after it */
@@ -45,9 +55,8 @@ struct fus_plan {
     unsigned score_lo, score_hi; /* query: layers [lo, hi); hi = 0: L/3 … 5L/6 */
     unsigned side_layer;         /* side: the layer whose K is asked, 1…L-1; 0 = 17/30 of L */
     float sense_power;           /* of sensitivity, 0…FUS_SENSE_POWER_MAX; 0 = default */
-    uint32_t
-        logits_from; /* logits for positions >= this; n_tok-1 = last only (0 is read so, too) */
-    const atomic_bool *cancel; /* looked at often enough to stop within 50 ms; may be NULL */
+    uint32_t logits_from;        /* for positions >= this; 0 = the last only, n_tok = none */
+    const atomic_bool *cancel;   /* looked at often enough to stop within 50 ms; may be NULL */
 };
 struct fus_report { /* what happened */
     enum pol_strategy strategy;
@@ -66,7 +75,8 @@ struct fus_report { /* what happened */
 struct fus_prefill;
 /* On success the sources and sinks are the prefill's: each gets its release() or done() once, by
  * end() at the latest. On failure they stay with the caller, untouched. The session starts anew.
- * One prefill at a time per session. */
+ * One prefill at a time per session. An isolated chunk is built by a plan of its sink token and the
+ * chunk, with a capture of the latter and no logits. */
 int fus_prefill_begin(struct fus_session *s, const struct fus_plan *p, struct fus_prefill **ret);
 int fus_prefill_step(
     struct fus_prefill *f); /* 1 more to do, 0 done, <0 failed (session unusable) */
@@ -99,36 +109,5 @@ bool fus_prefill_ready(const struct fus_prefill *f);
 const float *fus_prefill_logits(const struct fus_prefill *f, size_t *ret_rows);
 void fus_prefill_report(const struct fus_prefill *f, struct fus_report *ret);
 void fus_prefill_end(struct fus_prefill *f);
-
-/* Build an isolated chunk: the sink token at position 0, the chunk behind it, rows of the chunk to
- * the sink, layers 1…L-1. Steps as a prefill; logits are not computed. */
-struct fus_chunk {
-    int32_t sink_token; /* -1: none */
-    const int32_t *tok; /* copied */
-    uint32_t n;
-};
-int fus_build_begin(struct fus_session *s, const struct fus_chunk *chunk,
-                    const struct kv_sink *sink, const atomic_bool *cancel,
-                    struct fus_prefill **ret);
-
-/* Measure an isolated chunk with another one, the neighbour. Context sensitivity (blending.md 7.3):
- * the chunk runs once more behind the neighbour, up to the middle layer, and is compared with its
- * stored KV; ret_score[i] becomes the larger of itself and token i's change: the mean over layers
- * 1…L/2 of |dK|/|K| + |dV|/|V|. Zero it, then measure with a few real neighbours. Steps as a
- * prefill. */
-struct fus_sensitivity {
-    int32_t sink_token;    /* as the chunk was built, -1: none */
-    const int32_t *before; /* the neighbour; copied */
-    uint32_t n_before;
-    struct kv_source before_src; /* its isolated KV; ops NULL: it is computed */
-    const int32_t *tok;          /* the chunk; copied */
-    uint32_t n;
-    struct kv_source src; /* its isolated KV */
-    float *ret_score;     /* [n], valid until prefill_end; untouched when it fails */
-    const atomic_bool *cancel;
-};
-/* On success the sources are the prefill's, on failure the caller's. -ENOTSUP: one layer only. */
-int fus_sensitivity_begin(struct fus_session *s, const struct fus_sensitivity *p,
-                          struct fus_prefill **ret);
 
 #endif

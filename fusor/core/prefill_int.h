@@ -54,13 +54,6 @@ struct pre_capture {
     bool open;           /* done() not called yet */
 };
 
-struct pre_sensitivity {  /* a measurement instead of a prompt */
-    struct kv_source src; /* the chunk's isolated KV, else ops NULL */
-    struct kv_layer cur;
-    uint32_t tok0, n; /* where the chunk stands; its length */
-    float *ret_score;
-};
-
 enum pre_stage { STAGE_LAYER0, STAGE_SCORE, STAGE_MAIN, STAGE_HEAD, STAGE_DONE };
 enum pre_part { PART_STORED, PART_A, PART_B, PART_SCORE }; /* of a layer, in this order */
 
@@ -98,9 +91,7 @@ struct fus_prefill {
     struct pre_near near[PRE_NEAR];
     struct pre_capture *capture;
     size_t n_capture;
-    struct pre_sensitivity sensitivity;
-    int32_t *own_tok; /* a build's tokens */
-    bool wants_logits;
+    struct kv_layer measured; /* of plan.measure, in this layer */
 
     struct fus_block block;
     struct pre_buffers b;
@@ -141,20 +132,12 @@ bool fus_rows_exact(const struct fus_prefill *f, uint32_t tok0, uint32_t n);
 /* prefix_sharing.c: after the last layer; the session's pages of the exact prefix may change */
 int fus_prefix_share(struct fus_prefill *f);
 
-/* sensitivity.c: nothing happens in them unless a chunk is measured */
+/* sensitivity.c */
 static inline bool fus_sensitivity_on(const struct fus_prefill *f)
 {
-    return f->sensitivity.src.ops != NULL;
+    return f->plan.measure.src.ops != NULL;
 }
-bool fus_sensitivity_last(
-    const struct fus_prefill *f); /* this layer is the last that is compared */
-int fus_sensitivity_fetch(struct fus_prefill *f);
 int fus_sensitivity_rows(struct fus_prefill *f, const struct kv_rows *rows);
-void fus_sensitivity_done(struct fus_prefill *f);
-void fus_sensitivity_release(struct fus_prefill *f);
-
-/* prefill.c: without logits, over tokens that the prefill frees (also when it does not begin) */
-int fus_begin_owned(struct fus_session *s, const struct fus_plan *p, int32_t *own,
-                    struct fus_prefill **ret);
+bool fus_sensitivity_end(struct fus_prefill *f); /* behind a layer: has it been the last? */
 
 #endif

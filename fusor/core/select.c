@@ -51,7 +51,12 @@ int fus_plan_resolve(struct fus_prefill *f)
     for (uint32_t i = 0; i < p->n_tok; i++)
         if (p->tok[i] < 0 || (unsigned)p->tok[i] >= g->V) return -EINVAL;
     if (p->logits_from == 0) p->logits_from = p->n_tok - 1;
-    if (p->logits_from >= p->n_tok) return -EINVAL;
+    if (p->measure.src.ops) {
+        if (g->L < 2) return -ENOTSUP;
+        if (p->measure.tok0 == 0 || p->measure.tok0 >= p->n_tok) return -EINVAL;
+        p->logits_from = p->n_tok;
+    }
+    if (p->logits_from > p->n_tok) return -EINVAL;
     if (p->check_layer == 0) p->check_layer = g->L > 1 ? 1 : 0;
     if (p->check_layer >= g->L) return -EINVAL;
     if (p->score_hi == 0) {
@@ -79,7 +84,7 @@ bool fus_at_built_position(int32_t sink_token, const int32_t *tok, uint32_t tok0
 /* Tokens that feed logits are always rows, so a range never reaches past logits_from. */
 static uint32_t usable(const struct fus_prefill *f, const struct fus_range *g)
 {
-    const uint32_t limit = f->wants_logits ? f->plan.logits_from : f->plan.n_tok;
+    const uint32_t limit = f->plan.logits_from;
     if (g->tok0 >= limit) return 0;
     return g->tok0 + g->n > limit ? limit - g->tok0 : g->n;
 }

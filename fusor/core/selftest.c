@@ -74,9 +74,16 @@ static int run_steps(struct fus_prefill *f)
 static int build(struct trial *t, struct shelf *sh, const int32_t *tok)
 {
     struct fus_prefill *f = NULL;
-    const struct kv_sink sink = {&shelf_sink, sh};
-    const struct fus_chunk chunk = {t->tok[0], tok, CHUNK};
-    int r = fus_build_begin(t->s, &chunk, &sink, NULL, &f);
+    int32_t own[1 + CHUNK] = {t->tok[0]};
+    memcpy(own + 1, tok, CHUNK * sizeof(*tok));
+    const struct fus_capture capture = {1, CHUNK, {&shelf_sink, sh}};
+    const struct fus_plan p = {.tok = own,
+                               .n_tok = 1 + CHUNK,
+                               .capture = &capture,
+                               .n_capture = 1,
+                               .logits_from = 1 + CHUNK,
+                               .strategy = POL_FULL};
+    int r = fus_prefill_begin(t->s, &p, &f);
     if (r < 0) return r;
     r = run_steps(f);
     fus_prefill_end(f);

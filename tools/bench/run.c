@@ -63,28 +63,27 @@ struct tier_key bench_key(const struct bench *b, enum tier_kind kind, struct ben
                               : tier_key_prefix(&id, "", NULL, text.tok, text.n);
 }
 
-int bench_encode(struct bench *b, const struct bench_text *before, struct bench_text text,
-                 const struct kv_sink *sink)
+/* The text behind `before` and the build's sink token, or on its own (NULL); to the end of a plan
+ * that has what becomes of [tok0, n_tok). */
+static int run_behind(struct bench *b, const struct bench_text *before, struct bench_text text,
+                      struct fus_plan plan)
 {
-    const uint32_t head = before && b->build_sink >= 0, tok0 = before ? head + before->n : 0;
+    const uint32_t tok0 = plan.n_tok - text.n, head = before ? tok0 - before->n : 0;
     struct fus_session *s = NULL;
     struct fus_prefill *f = NULL;
-    int32_t *tok = mem_alloc((tok0 + (size_t)text.n) * sizeof *tok);
-    int r = tok ? fus_session_create(b->core, tok0 + text.n + 1, &s) : -ENOMEM;
+    int32_t *tok = mem_alloc((plan.n_tok + 1) * sizeof *tok);
+    int r = tok ? fus_session_create(b->core, plan.n_tok + 1, &s) : -ENOMEM;
     if (r == 0) {
-        const struct fus_capture capture = {.tok0 = tok0, .n = text.n, .sink = *sink};
-        const struct fus_plan plan = {.tok = tok,
-                                      .n_tok = tok0 + text.n,
-                                      .capture = &capture,
-                                      .n_capture = 1,
-                                      .strategy = POL_FULL};
-        if (head) tok[0] = b->build_sink;
+        tok[0] = b->build_sink;
         if (tok0 > head) memcpy(tok + head, before->tok, before->n * sizeof *tok);
         memcpy(tok + tok0, text.tok, text.n * sizeof *tok);
+        plan.tok = tok;
+        plan.strategy = POL_FULL;
         r = fus_prefill_begin(s, &plan, &f);
     }
     if (r < 0) {
-        sink->ops->done(sink->ctx, r);
+        if (plan.n_capture) plan.capture->sink.ops->done(plan.capture->sink.ctx, r);
+        if (plan.measure.src.ops) plan.measure.src.ops->release(plan.measure.src.ctx);
     } else {
         r = run_steps(f);
         fus_prefill_end(f);
@@ -92,6 +91,21 @@ int bench_encode(struct bench *b, const struct bench_text *before, struct bench_
     fus_session_destroy(s);
     mem_free(tok);
     return r;
+}
+
+static uint32_t start_behind(const struct bench *b, const struct bench_text *before)
+{
+    return before ? (b->build_sink >= 0) + before->n : 0;
+}
+
+int bench_encode(struct bench *b, const struct bench_text *before, struct bench_text text,
+                 const struct kv_sink *sink)
+{
+    const uint32_t tok0 = start_behind(b, before), n_tok = tok0 + text.n;
+    const struct fus_capture capture = {.tok0 = tok0, .n = text.n, .sink = *sink};
+    const struct fus_plan plan = {
+        .n_tok = n_tok, .capture = &capture, .n_capture = 1, .logits_from = n_tok};
+    return run_behind(b, before, text, plan);
 }
 
 static int build(struct bench *b, enum tier_kind kind, struct bench_text text)
@@ -120,26 +134,10 @@ int bench_build_chunks(struct bench *b, const struct bench_prompt *p)
 static int sense_behind(struct bench *b, struct store_pin *pin, struct bench_text chunk,
                         const struct bench_text *before, float *score)
 {
-    struct fus_session *s = NULL;
-    struct fus_prefill *f = NULL;
-    struct fus_sensitivity p = {.sink_token = b->build_sink,
-                                .before = before->tok,
-                                .n_before = before->n,
-                                .tok = chunk.tok,
-                                .n = chunk.n,
-                                .ret_score = score};
-    int r = rec_source_make(pin, &p.src);
-    if (r < 0) return r;
-    r = fus_session_create(b->core, chunk.n + before->n + 1, &s);
-    if (r == 0) r = fus_sensitivity_begin(s, &p, &f);
-    if (r < 0) {
-        p.src.ops->release(p.src.ctx);
-    } else {
-        r = run_steps(f);
-        fus_prefill_end(f);
-    }
-    fus_session_destroy(s);
-    return r;
+    const uint32_t tok0 = start_behind(b, before);
+    struct fus_plan plan = {.n_tok = tok0 + chunk.n, .measure = {.tok0 = tok0, .score = score}};
+    int r = rec_source_make(pin, &plan.measure.src);
+    return r < 0 ? r : run_behind(b, before, chunk, plan);
 }
 
 int bench_sense_chunk(struct bench *b, struct bench_text chunk, const struct bench_text *before,

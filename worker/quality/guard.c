@@ -425,8 +425,8 @@ static void step_ended(struct wk_guard *g)
 static bool submit_step(struct wk_guard *g)
 {
     const struct wk_shadow *s = g->cur;
-    const struct fus_build b = {.sink_token = -1,
-                                .n = s->n_prompt + s->n_given,
+    const struct fus_build b = {.n = s->n_prompt + s->n_given,
+                                .gives_way = true,
                                 .on_plan = on_plan,
                                 .on_logits = on_logits,
                                 .on_end = on_shadow_end,

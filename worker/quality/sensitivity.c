@@ -50,6 +50,8 @@ struct wk_sensitivity {
     struct text *own, *before[FUS_NEIGHBOURS_MAX];
     size_t n_before, at;
     float *score; /* [n] */
+    int32_t *tok; /* the sink token, if any, neighbour, chunk */
+    struct fus_range range;
     bool submitted;
     atomic_bool ended;
     int status;
@@ -152,23 +154,30 @@ void wk_sensitivity_get_stats(struct worker *w, struct wk_sensitivity_stats *ret
 
 /* ---- engine thread ---- */
 
-static int on_sense(void *ctx, struct fus_sensitivity *ret)
+static int plan_measurement(void *ctx, struct fus_plan *ret)
 {
     struct wk_sensitivity *s = ctx;
-    const struct text *before = s->before[s->at];
-    int rc = rec_source_in_ram(s->w->store, &s->own->key, s->own->tok, s->own->n, &ret->src);
+    const struct text *own = s->own, *before = s->before[s->at];
+    const uint32_t head = s->w->sink_token >= 0, tok0 = head + before->n;
+    struct kv_source src;
+    int rc = rec_source_in_ram(s->w->store, &own->key, own->tok, own->n, &src);
 
     if (rc <= 0) return rc;
-    rc = rec_source_in_ram(s->w->store, &before->key, before->tok, before->n, &ret->before_src);
+    s->range = (struct fus_range){.tok0 = head, .n = before->n};
+    rc = rec_source_in_ram(s->w->store, &before->key, before->tok, before->n, &s->range.src);
     if (rc < 0) {
-        ret->src.ops->release(ret->src.ctx);
+        src.ops->release(src.ctx);
         return rc;
     }
-    ret->before = before->tok;
-    ret->n_before = before->n;
-    ret->tok = s->own->tok;
-    ret->n = s->own->n;
-    ret->ret_score = s->score;
+    s->tok[0] = s->w->sink_token;
+    memcpy(s->tok + head, before->tok, before->n * sizeof *s->tok);
+    memcpy(s->tok + tok0, own->tok, own->n * sizeof *s->tok);
+    *ret = (struct fus_plan){.tok = s->tok,
+                             .n_tok = tok0 + own->n,
+                             .range = &s->range,
+                             .n_range = 1,
+                             .measure = {tok0, src, s->score},
+                             .strategy = POL_REUSE};
     return 1;
 }
 
@@ -230,18 +239,21 @@ static void job_end(struct wk_sensitivity *s, bool measured, bool failed)
     s->n_before = s->at = 0;
     pthread_mutex_unlock(&s->m);
     mem_free(s->score);
+    mem_free(s->tok);
     s->score = NULL;
+    s->tok = NULL;
 }
 
 /* Behind the next neighbour; false when the engine takes no more now. */
 static bool job_submit(struct wk_sensitivity *s)
 {
-    const struct fus_build b = {.sink_token = s->w->sink_token,
-                                .n = s->own->n + s->before[s->at]->n,
-                                .on_sensitivity = on_sense,
-                                .on_end = on_measured,
-                                .ctx = s};
+    const uint32_t n = (s->w->sink_token >= 0) + s->before[s->at]->n + s->own->n;
+    const struct fus_build b = {
+        .n = n, .on_plan = plan_measurement, .on_end = on_measured, .ctx = s};
+    int32_t *tok = mem_realloc(s->tok, n * sizeof *tok);
 
+    if (!tok) return false;
+    s->tok = tok;
     s->submitted = true;
     atomic_store(&s->ended, false);
     if (fus_build_submit(s->w->engine, &b) == 0) return true;

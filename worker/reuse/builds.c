@@ -24,8 +24,9 @@ struct wk_build {
     struct worker *w;
     struct tier_key key;
     char *ns;
-    int32_t *tok; /* handed to the engine on submit; the claim keeps a copy */
-    uint32_t n;
+    int32_t *tok; /* the sink token, if any, and the n of the chunk */
+    uint32_t head, n;
+    struct fus_capture capture; /* engine thread */
     bool urgent, submitted;
     int status;
 };
@@ -73,16 +74,24 @@ static void unlink_build(struct worker *w, struct wk_build *b)
 }
 
 /* ---- engine thread ---- */
-static int on_build(void *ctx, struct kv_sink *ret)
+static int plan_build(void *ctx, struct fus_plan *ret)
 {
     struct wk_build *b = ctx;
     struct store_writer *writer;
-    int rc = store_claim(b->w->store, &(struct store_new){TIER_CHUNK, b->key, b->ns, b->tok, b->n},
-                         &writer);
+    const struct store_new new = {TIER_CHUNK, b->key, b->ns, b->tok + b->head, b->n};
+    int rc = store_claim(b->w->store, &new, &writer);
 
     if (rc <= 0) return rc;
-    rc = rec_sink_make(writer, &b->w->ident, b->n, NULL, ret);
-    return rc < 0 ? rc : 1;
+    b->capture = (struct fus_capture){.tok0 = b->head, .n = b->n};
+    rc = rec_sink_make(writer, &b->w->ident, b->n, NULL, &b->capture.sink);
+    if (rc < 0) return rc;
+    *ret = (struct fus_plan){.tok = b->tok,
+                             .n_tok = b->head + b->n,
+                             .capture = &b->capture,
+                             .n_capture = 1,
+                             .logits_from = b->head + b->n,
+                             .strategy = POL_FULL};
+    return 1;
 }
 
 static void on_build_end(void *ctx, int status)
@@ -110,7 +119,7 @@ static void build_ended(struct wk_msg *m)
                   err_name(b->status));
     } else {
         w->builds->n_built += b->status == 0;
-        if (b->status == 0) wk_sensitivity_want(w, &b->key, b->ns, b->tok, b->n);
+        if (b->status == 0) wk_sensitivity_want(w, &b->key, b->ns, b->tok + b->head, b->n);
         log_event(LOG_DEBUG, "chunk_built", "id=%s tokens=%u skipped=%d", hex, b->n,
                   b->status == 1);
     }
@@ -141,19 +150,13 @@ static void submit_waiting(struct worker *w)
         }
         unsigned most = b && b->urgent ? 2 * WK_BUILDS_FLIGHT_MAX : WK_BUILDS_FLIGHT_MAX;
         if (!b || w->builds->n_flight >= most) return;
-        int32_t *tok = mem_alloc((b->n + 1) * sizeof *tok);
-        if (!tok) return;
-        memcpy(tok, b->tok, b->n * sizeof *tok);
-        struct fus_build f = {.sink_token = w->sink_token,
-                              .tok = tok,
-                              .n = b->n,
-                              .on_build = on_build,
-                              .on_end = on_build_end,
-                              .ctx = b,
-                              .urgent = b->urgent};
+        const struct fus_build f = {.n = b->head + b->n,
+                                    .urgent = b->urgent,
+                                    .on_plan = plan_build,
+                                    .on_end = on_build_end,
+                                    .ctx = b};
         set_submitted(w, b, true);
         if (fus_build_submit(w->engine, &f) < 0) {
-            mem_free(tok);
             set_submitted(w, b, false);
             return; /* the engine's list is full: the next end submits again */
         }
@@ -206,15 +209,20 @@ int wk_build_queue(struct worker *w, const struct tier_key *key, const char *ns,
     if (w->builds->n >= WK_BUILDS_MAX) return -EAGAIN;
     b = mem_zalloc(sizeof *b);
     if (!b) return -ENOMEM;
-    *b = (struct wk_build){
-        .msg = {.fn = build_ended}, .w = w, .key = *key, .n = n, .urgent = urgent};
+    *b = (struct wk_build){.msg = {.fn = build_ended},
+                           .w = w,
+                           .key = *key,
+                           .head = w->sink_token >= 0,
+                           .n = n,
+                           .urgent = urgent};
     b->ns = mem_strdup(ns);
     b->tok = mem_alloc((n + 1) * sizeof *b->tok);
     if (!b->ns || !b->tok) {
         build_free(b);
         return -ENOMEM;
     }
-    memcpy(b->tok, tok, n * sizeof *b->tok);
+    b->tok[0] = w->sink_token;
+    memcpy(b->tok + b->head, tok, n * sizeof *b->tok);
     pthread_mutex_lock(&w->builds->m);
     TAILQ_INSERT_TAIL(&w->builds->list, b, link);
     w->builds->n++;

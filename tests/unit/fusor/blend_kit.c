@@ -7,6 +7,7 @@
 #include "tests/test.h"
 
 #include <dirent.h>
+#include <string.h>
 #include <unistd.h>
 
 void kit_chunk_init(struct kit_chunk *c, const struct model_cfg *cfg, uint32_t n)
@@ -214,17 +215,35 @@ int kit_steps(struct fus_prefill *f)
     return r;
 }
 
+void kit_build_plan(struct kit_chunk *c, int32_t sink_token, const int32_t *tok, int32_t *own,
+                    struct fus_capture *capture, struct fus_plan *ret)
+{
+    const uint32_t head = sink_token >= 0;
+    own[0] = sink_token;
+    memcpy(own + head, tok, c->n * sizeof(*own));
+    *capture = (struct fus_capture){.tok0 = head, .n = c->n, .sink = kit_sink(c)};
+    *ret = (struct fus_plan){.tok = own,
+                             .n_tok = head + c->n,
+                             .capture = capture,
+                             .n_capture = 1,
+                             .logits_from = head + c->n,
+                             .strategy = POL_FULL};
+}
+
 void kit_build(struct kit *k, int32_t sink_token, const int32_t *tok, struct kit_chunk *c)
 {
     struct fus_session *s = NULL;
     struct fus_prefill *f = NULL;
-    const struct kv_sink sink = kit_sink(c);
-    ASSERT_OK(fus_session_create(k->c, c->n + (sink_token >= 0), &s));
-    const struct fus_chunk chunk = {sink_token, tok, c->n};
-    ASSERT_OK(fus_build_begin(s, &chunk, &sink, NULL, &f));
+    int32_t *own = mem_alloc((c->n + 1) * sizeof(*own));
+    struct fus_capture capture;
+    struct fus_plan plan;
+    kit_build_plan(c, sink_token, tok, own, &capture, &plan);
+    ASSERT_OK(fus_session_create(k->c, plan.n_tok, &s));
+    ASSERT_OK(fus_prefill_begin(s, &plan, &f));
     ASSERT_OK(kit_steps(f));
     fus_prefill_end(f);
     fus_session_destroy(s);
+    mem_free(own);
     ASSERT_EQ(c->done, 1);
     ASSERT_OK(c->status);
 }

@@ -37,6 +37,9 @@ struct kit {
 void kit_open(struct kit *k, const struct tiny_opts *o, uint64_t kv_tokens);
 void kit_close(struct kit *k);
 void kit_tokens(const struct kit *k, uint64_t seed, int32_t *tok, size_t n);
+/* The plan of a build, over own [1 + c->n] and *capture. */
+void kit_build_plan(struct kit_chunk *c, int32_t sink_token, const int32_t *tok, int32_t *own,
+                    struct fus_capture *capture, struct fus_plan *ret);
 void kit_build(struct kit *k, int32_t sink_token, const int32_t *tok, struct kit_chunk *c);
 /* Steps until done; the last return value. */
 int kit_steps(struct fus_prefill *f);

@@ -949,7 +949,7 @@ TEST(bad_plans_are_refused_and_leave_their_sources)
         if (i == 3) p.range[1].tok0 = 2;
         if (i == 4) p.range[1].n = T_MAX;
         if (i == 5) p.range[1].exact = true;
-        if (i == 6) plan.logits_from = p.n;
+        if (i == 6) plan.logits_from = p.n + 1;
         if (i == 7) {
             plan.n_tok = p.n + 1;
             want = -ERANGE;

@@ -554,13 +554,15 @@ struct builder {
     pthread_cond_t changed;
     int answer, ended, status, started;
     int *order; /* counts up as builds start */
+    int32_t *tok, *own;
+    struct fus_capture capture;
 };
 
-static int on_build(void *ctx, struct kv_sink *ret)
+static int plan_build(void *ctx, struct fus_plan *ret)
 {
     struct builder *b = ctx;
     b->started = ++*b->order;
-    *ret = kit_sink(&b->chunk);
+    kit_build_plan(&b->chunk, 1, b->tok, b->own, &b->capture, ret);
     return b->answer;
 }
 
@@ -580,21 +582,16 @@ static void builder_init(struct builder *b, struct rig *r, uint32_t n, int answe
     pthread_mutex_init(&b->m, NULL);
     pthread_cond_init(&b->changed, NULL);
     kit_chunk_init(&b->chunk, r->k.cfg, n);
+    b->tok = mem_alloc(n * sizeof(*b->tok));
+    b->own = mem_alloc((n + 1) * sizeof(*b->own));
 }
 
 static int builder_submit(struct builder *b, struct rig *r, uint64_t seed, bool urgent)
 {
-    struct fus_build job = {.sink_token = 1,
-                            .n = b->chunk.n,
-                            .on_build = on_build,
-                            .on_end = on_end,
-                            .ctx = b,
-                            .urgent = urgent};
-    job.tok = mem_alloc(b->chunk.n * sizeof(*job.tok));
-    kit_tokens(&r->k, seed, job.tok, b->chunk.n);
-    int err = fus_build_submit(r->e, &job);
-    if (err < 0) mem_free(job.tok);
-    return err;
+    const struct fus_build job = {
+        .n = 1 + b->chunk.n, .urgent = urgent, .on_plan = plan_build, .on_end = on_end, .ctx = b};
+    kit_tokens(&r->k, seed, b->tok, b->chunk.n);
+    return fus_build_submit(r->e, &job);
 }
 
 static void builder_wait(struct builder *b)
@@ -608,6 +605,8 @@ static void builder_wait(struct builder *b)
 static void builder_fini(struct builder *b)
 {
     kit_chunk_fini(&b->chunk);
+    mem_free(b->tok);
+    mem_free(b->own);
     pthread_mutex_destroy(&b->m);
     pthread_cond_destroy(&b->changed);
 }
@@ -764,7 +763,7 @@ static void idler_init(struct idler *i, const int32_t *tok, uint32_t n_tok, uint
 static void idler_submit(struct idler *i, struct fus_engine *e)
 {
     const struct fus_build job = {.n = i->n_tok,
-                                  .sink_token = -1,
+                                  .gives_way = true,
                                   .on_plan = idle_plan,
                                   .on_logits = idle_logits,
                                   .on_end = idle_end,

@@ -118,12 +118,15 @@ static void *asker(void *arg)
 
 struct build {
     struct kit_chunk chunk;
+    int32_t tok[CHUNK], own[1 + CHUNK];
+    struct fus_capture capture;
     atomic_int n_ended, status;
 };
 
-static int on_build(void *ctx, struct kv_sink *ret)
+static int on_plan(void *ctx, struct fus_plan *ret)
 {
-    *ret = kit_sink(&((struct build *)ctx)->chunk);
+    struct build *b = ctx;
+    kit_build_plan(&b->chunk, 1, b->tok, b->own, &b->capture, ret);
     return 1;
 }
 
@@ -136,14 +139,9 @@ static void on_end(void *ctx, int status)
 
 static void submit_build(struct rig *g, struct build *b, unsigned seed)
 {
-    struct fus_build job = {.sink_token = 1,
-                            .tok = mem_alloc(CHUNK * sizeof *job.tok),
-                            .n = CHUNK,
-                            .on_build = on_build,
-                            .on_end = on_end,
-                            .ctx = b};
+    const struct fus_build job = {.n = 1 + CHUNK, .on_plan = on_plan, .on_end = on_end, .ctx = b};
     kit_chunk_init(&b->chunk, g->k.cfg, CHUNK);
-    kit_tokens(&g->k, 100 + seed, job.tok, CHUNK);
+    kit_tokens(&g->k, 100 + seed, b->tok, CHUNK);
     ASSERT_OK(fus_build_submit(g->e, &job));
 }
 

@@ -79,29 +79,28 @@ static void expected(struct scene *s, unsigned before, unsigned chunk, double *r
     kit_chunk_fini(&fresh);
 }
 
-static int run_sense(struct scene *s, const struct fus_sensitivity *p)
+static int measure(struct scene *s, unsigned before, unsigned chunk, bool stored, float *score)
 {
+    const uint32_t tok0 = 1 + len[before];
+    int32_t tok[T_MAX] = {SINK};
     struct fus_session *session = NULL;
     struct fus_prefill *f = NULL;
-    ASSERT_OK(fus_session_create(s->k.c, 1 + p->n_before + p->n, &session));
-    ASSERT_OK(fus_sensitivity_begin(session, p, &f));
+    struct fus_range range = {.tok0 = 1, .n = len[before]};
+    memcpy(tok + 1, s->tok[before], len[before] * sizeof *tok);
+    memcpy(tok + tok0, s->tok[chunk], len[chunk] * sizeof *tok);
+    if (stored) range.src = kit_source(&s->chunk[before]);
+    const struct fus_plan p = {.tok = tok,
+                               .n_tok = tok0 + len[chunk],
+                               .range = &range,
+                               .n_range = 1,
+                               .measure = {tok0, kit_source(&s->chunk[chunk]), score},
+                               .strategy = POL_REUSE};
+    ASSERT_OK(fus_session_create(s->k.c, p.n_tok, &session));
+    ASSERT_OK(fus_prefill_begin(session, &p, &f));
     int r = kit_steps(f);
     fus_prefill_end(f);
     fus_session_destroy(session);
     return r;
-}
-
-static int measure(struct scene *s, unsigned before, unsigned chunk, bool stored, float *score)
-{
-    struct fus_sensitivity p = {.sink_token = SINK,
-                                .before = s->tok[before],
-                                .n_before = len[before],
-                                .tok = s->tok[chunk],
-                                .n = len[chunk],
-                                .src = kit_source(&s->chunk[chunk]),
-                                .ret_score = score};
-    if (stored) p.before_src = kit_source(&s->chunk[before]);
-    return run_sense(s, &p);
 }
 
 TEST(sensitivity_is_the_change_behind_a_neighbour)
@@ -150,17 +149,17 @@ TEST(nonsense_is_refused_and_keeps_its_sources)
     struct fus_session *session = NULL;
     struct fus_prefill *f = NULL;
     float got[N_A] = {0};
-    struct fus_sensitivity p = {.sink_token = SINK,
-                                .before = s.tok[1],
-                                .n_before = N_B,
-                                .tok = s.tok[0],
-                                .n = N_A,
-                                .src = kit_source(&s.chunk[0]),
-                                .ret_score = got};
+    struct fus_plan p = {.tok = s.tok[0],
+                         .n_tok = N_A,
+                         .measure = {1, kit_source(&s.chunk[0]), got},
+                         .strategy = POL_FULL};
     ASSERT_OK(fus_session_create(s.k.c, 8, &session));
-    ASSERT_EQ(fus_sensitivity_begin(session, &p, &f), -ERANGE); /* the session is too short */
-    p.n_before = 0;
-    ASSERT_EQ(fus_sensitivity_begin(session, &p, &f), -EINVAL);
+    ASSERT_EQ(fus_prefill_begin(session, &p, &f), -ERANGE); /* the session is too short */
+    p.n_tok = 8;
+    p.measure.tok0 = 0; /* behind nothing */
+    ASSERT_EQ(fus_prefill_begin(session, &p, &f), -EINVAL);
+    p.measure.tok0 = 8;
+    ASSERT_EQ(fus_prefill_begin(session, &p, &f), -EINVAL);
     ASSERT_EQ(s.chunk[0].released, 0);
     s.chunk[0].uses = 0;
     fus_session_destroy(session);
