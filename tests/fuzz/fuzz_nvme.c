@@ -137,18 +137,20 @@ static void place_rec(uint32_t i)
 static void make_all(void)
 {
     static const uint8_t key[AUTH_KEY_BYTES] = {7};
-    uint32_t pages[EXTENTS], epoch[EXTENTS] = {EPOCH, EPOCH, EPOCH, 0};
-    struct nvme_super s = {.device_id = DEVICE_ID,
-                           .capacity_bytes = CAPACITY,
-                           .extent_bytes = EXTENT_BYTES,
-                           .n_extents = EXTENTS,
-                           .slot_pages = pages,
-                           .epoch = epoch};
+    static struct nvme_super s = {.device_id = DEVICE_ID,
+                                  .capacity_bytes = CAPACITY,
+                                  .extent_bytes = EXTENT_BYTES,
+                                  .n_extents = EXTENTS};
     if (file >= 0) return;
     ASSERT(auth_create(key, &auth) == 0);
-    memcpy(pages, extent_pages, sizeof pages);
-    for (s.seq = EPOCH; s.seq <= EPOCH + 1; s.seq++)
-        nvme_super_put(base + (s.seq % 2 ? 0 : NVME_SUPER_BYTES), &s);
+    for (uint32_t e = 0; e < EXTENTS; e++) {
+        s.extent[e].slot_pages = extent_pages[e];
+        s.extent[e].epoch = e < EXTENTS - 1 ? EPOCH : 0;
+    }
+    for (s.seq = EPOCH; s.seq <= EPOCH + 1; s.seq++) {
+        nvme_super_seal(&s);
+        memcpy(base + (s.seq % 2 ? 0 : NVME_SUPER_BYTES), &s, nvme_super_bytes(EXTENTS));
+    }
     for (uint32_t i = 0; i < RECS; i++) {
         make_rec(i);
         if (plan[i].extent >= 0) place_rec(i);
@@ -282,8 +284,8 @@ static void model_slot(const struct nvme_super *s, uint32_t extent, uint64_t off
 {
     struct nvme_head h;
     if (nvme_head_get(image + off, &h) < 0) return;
-    if (h.device_id != s->device_id || h.epoch != s->epoch[extent]) return;
-    if (h.slot_pages != s->slot_pages[extent] || h.off != off) return;
+    if (h.device_id != s->device_id || h.epoch != s->extent[extent].epoch) return;
+    if (h.slot_pages != s->extent[extent].slot_pages || h.off != off) return;
     struct there *t = model_find(&h.key);
     if (t && t->head.generation == h.generation) t->tied = model.tied = true;
     if (t && t->head.generation >= h.generation) return;
@@ -294,9 +296,7 @@ static void model_slot(const struct nvme_super *s, uint32_t extent, uint64_t off
 /* False: an input that promises more than is to be tried here. */
 static bool model_read(size_t size, uint64_t want)
 {
-    static uint32_t pages[2][NVME_EXTENTS_MAX], epoch[2][NVME_EXTENTS_MAX];
-    struct nvme_super s[2] = {{.slot_pages = pages[0], .epoch = epoch[0]},
-                              {.slot_pages = pages[1], .epoch = epoch[1]}};
+    static struct nvme_super s[2];
     model.opens = model.tied = false;
     model.n = 0;
     model.extent_bytes = 0;
@@ -304,7 +304,8 @@ static bool model_read(size_t size, uint64_t want)
         model.opens = want > 0;
         return true;
     }
-    int r[2] = {nvme_super_get(image, &s[0]), nvme_super_get(image + NVME_SUPER_BYTES, &s[1])};
+    memcpy(s, image, sizeof s);
+    int r[2] = {nvme_super_check(&s[0]), nvme_super_check(&s[1])};
     if (r[0] < 0 && r[1] < 0) return true;
     const struct nvme_super *best =
         &s[r[0] < 0 || (r[1] == 0 && nvme_seq_after(s[1].seq, s[0].seq))];
@@ -316,9 +317,10 @@ static bool model_read(size_t size, uint64_t want)
     model.opens = true;
     for (uint32_t e = 0; e < model.n_extents && e < best->n_extents; e++) {
         unsigned class;
-        uint64_t slot = (uint64_t)best->slot_pages[e] * NVME_PAGE, at = 0;
+        uint64_t slot = (uint64_t)best->extent[e].slot_pages * NVME_PAGE, at = 0;
         if (slot == 0) continue;
-        if (nvme_class_of(slot - NVME_PAGE, best->extent_bytes, &class) != best->slot_pages[e])
+        if (nvme_class_of(slot - NVME_PAGE, best->extent_bytes, &class) !=
+            best->extent[e].slot_pages)
             model.opens = false;
         for (; at + slot <= best->extent_bytes; at += slot)
             model_slot(best, e, NVME_DATA_OFF + e * best->extent_bytes + at);

@@ -367,8 +367,7 @@ static void nvme_free(struct nvme *n)
     mem_free(n->pool.op);
     mem_free(n->pool.io);
     mem_free(n->pool.pages);
-    mem_free(n->super.page);
-    mem_free(n->super.table);
+    mem_free(n->super.block);
     mem_free(n->path);
     mem_free(n);
 }
@@ -446,10 +445,8 @@ static int nvme_alloc(const struct tier_nvme_opts *o, struct nvme **ret)
     n->pool.io = mem_zalloc(NVME_IOS * sizeof *n->pool.io);
     size_t pages = (size_t)(TIER_NVME_QUEUE_OPS + 1) * NVME_PAGE;
     n->pool.pages = mem_aligned(NVME_PAGE, pages);
-    n->super.page = mem_aligned(NVME_PAGE, NVME_SUPER_BYTES);
-    n->super.table = mem_zalloc(2 * NVME_EXTENTS_MAX * sizeof *n->super.table);
-    if (!n->path || !n->pool.op || !n->pool.io || !n->pool.pages || !n->super.page ||
-        !n->super.table) {
+    n->super.block = mem_aligned(NVME_PAGE, sizeof *n->super.block);
+    if (!n->path || !n->pool.op || !n->pool.io || !n->pool.pages || !n->super.block) {
         nvme_free(n);
         return -ENOMEM;
     }

@@ -2,14 +2,14 @@
 #include "tiers/nvme/nvme_format.h"
 
 #include "base/assert.h"
-#include "tiers/bytes.h"
 
 #include <string.h>
 #include <xxhash.h>
 
-static const char super_magic[8] = {'K', 'V', 'B', 'N', 'V', 'M', 'E', '\n'};
-static const char slot_magic[8] = {'K', 'V', 'B', 'S', 'L', 'O', 'T', '\n'};
-enum { SUPER_SUM = 56, HEAD_SUM = 128 };
+static const char super_magic[8] = "KVBNVME\n", slot_magic[8] = "KVBSLOT\n";
+enum { SUPER_SUM = offsetof(struct nvme_super, sum), HEAD_SUM = offsetof(struct nvme_head, sum) };
+static_assert(SUPER_SUM == 56 && sizeof(struct nvme_super) == NVME_SUPER_BYTES, "as it is stored");
+static_assert(HEAD_SUM == 128 && sizeof(struct nvme_head) == 136, "as it is stored");
 
 size_t nvme_super_bytes(uint32_t n_extents)
 {
@@ -17,27 +17,17 @@ size_t nvme_super_bytes(uint32_t n_extents)
     return NVME_PAGE + ((size_t)n_extents * 8 + NVME_PAGE - 1) / NVME_PAGE * NVME_PAGE;
 }
 
-static uint64_t super_sum(const uint8_t *p, uint32_t n_extents)
+static uint64_t super_sum(const struct nvme_super *s)
 {
-    return XXH3_64bits_withSeed(p + NVME_PAGE, (size_t)n_extents * 8, XXH3_64bits(p, SUPER_SUM));
+    uint64_t fixed = XXH3_64bits(s, SUPER_SUM);
+    return XXH3_64bits_withSeed(s->extent, (size_t)s->n_extents * sizeof *s->extent, fixed);
 }
 
-void nvme_super_put(uint8_t *p, const struct nvme_super *s)
+void nvme_super_seal(struct nvme_super *s)
 {
-    memset(p, 0, nvme_super_bytes(s->n_extents));
-    memcpy(p, super_magic, sizeof super_magic);
-    put32(p + 8, NVME_VERSION);
-    put32(p + 12, s->n_extents);
-    put64(p + 16, s->seq);
-    put64(p + 24, s->device_id);
-    put64(p + 32, s->capacity_bytes);
-    put64(p + 40, s->extent_bytes);
-    put32(p + 48, s->owner_pid);
-    for (uint32_t i = 0; i < s->n_extents; i++) {
-        put32(p + NVME_PAGE + 8 * (size_t)i, s->slot_pages[i]);
-        put32(p + NVME_PAGE + 8 * (size_t)i + 4, s->epoch[i]);
-    }
-    put64(p + SUPER_SUM, super_sum(p, s->n_extents));
+    memcpy(s->magic, super_magic, sizeof s->magic);
+    s->version = NVME_VERSION;
+    s->sum = super_sum(s);
 }
 
 /* The extents of that size, which must be what the capacity gives. */
@@ -49,79 +39,39 @@ static bool geometry_agrees(const struct nvme_super *s)
     return s->n_extents == (s->capacity_bytes - NVME_DATA_OFF) / e;
 }
 
-int nvme_super_get(const uint8_t *p, struct nvme_super *s)
+int nvme_super_check(const struct nvme_super *s)
 {
-    struct nvme_super v = *s;
-    if (memcmp(p, super_magic, sizeof super_magic) != 0) return -ENOENT;
-    if (get32(p + 8) != NVME_VERSION) return -ESTALE;
-    v.n_extents = get32(p + 12);
-    v.seq = get64(p + 16);
-    v.device_id = get64(p + 24);
-    v.capacity_bytes = get64(p + 32);
-    v.extent_bytes = get64(p + 40);
-    v.owner_pid = get32(p + 48);
-    if (v.n_extents > NVME_EXTENTS_MAX) return -EBADMSG;
-    if (super_sum(p, v.n_extents) != get64(p + SUPER_SUM)) return -EBADMSG;
-    if (!geometry_agrees(&v)) return -EBADMSG;
-    for (uint32_t i = 0; v.slot_pages && i < v.n_extents; i++) {
-        v.slot_pages[i] = get32(p + NVME_PAGE + 8 * (size_t)i);
-        v.epoch[i] = get32(p + NVME_PAGE + 8 * (size_t)i + 4);
-        if ((uint64_t)v.slot_pages[i] * NVME_PAGE > v.extent_bytes) return -EBADMSG;
-    }
-    *s = v;
+    if (memcmp(s->magic, super_magic, sizeof s->magic) != 0) return -ENOENT;
+    if (s->version != NVME_VERSION) return -ESTALE;
+    if (s->n_extents > NVME_EXTENTS_MAX || super_sum(s) != s->sum) return -EBADMSG;
+    if (!geometry_agrees(s)) return -EBADMSG;
+    for (uint32_t i = 0; i < s->n_extents; i++)
+        if ((uint64_t)s->extent[i].slot_pages * NVME_PAGE > s->extent_bytes) return -EBADMSG;
     return 0;
 }
 
-void nvme_head_put(uint8_t *p, const struct nvme_head *h)
+void nvme_head_put(uint8_t *page, const struct nvme_head *head)
 {
-    memset(p, 0, NVME_PAGE);
-    memcpy(p, slot_magic, sizeof slot_magic);
-    put32(p + 8, NVME_VERSION);
-    put32(p + 12, h->slot_pages);
-    put64(p + 16, h->device_id);
-    put64(p + 24, h->generation);
-    put64(p + 32, h->key.hi);
-    put64(p + 40, h->key.lo);
-    put64(p + 48, h->record_bytes);
-    put32(p + 56, h->n_tokens);
-    put16(p + 60, (uint16_t)h->kind);
-    put64(p + 64, h->ns_hash);
-    put64(p + 72, h->ident_hash);
-    put64(p + 80, h->created_ms);
-    put64(p + 88, h->expires_ms);
-    put64(p + 96, h->header_sum);
-    put32(p + 104, h->epoch);
-    put64(p + 112, h->off);
-    put64(p + 120, h->written_ms);
-    put64(p + HEAD_SUM, XXH3_64bits(p, HEAD_SUM));
+    struct nvme_head h = *head;
+    memcpy(h.magic, slot_magic, sizeof h.magic);
+    h.version = NVME_VERSION;
+    h.zero = 0;
+    h.reserved = 0;
+    h.sum = XXH3_64bits(&h, HEAD_SUM);
+    memset(page, 0, NVME_PAGE);
+    memcpy(page, &h, sizeof h);
 }
 
-int nvme_head_get(const uint8_t *p, struct nvme_head *ret)
+int nvme_head_get(const uint8_t *page, struct nvme_head *ret)
 {
-    if (memcmp(p, slot_magic, sizeof slot_magic) != 0) return -ENOENT;
-    if (get32(p + 8) != NVME_VERSION) return -ESTALE;
-    if (get64(p + HEAD_SUM) != XXH3_64bits(p, HEAD_SUM)) return -EBADMSG;
-    uint16_t kind = get16(p + 60);
     struct nvme_head h;
-    h.slot_pages = get32(p + 12);
-    h.device_id = get64(p + 16);
-    h.generation = get64(p + 24);
-    h.key.hi = get64(p + 32);
-    h.key.lo = get64(p + 40);
-    h.record_bytes = get64(p + 48);
-    h.n_tokens = get32(p + 56);
-    h.ns_hash = get64(p + 64);
-    h.ident_hash = get64(p + 72);
-    h.created_ms = get64(p + 80);
-    h.expires_ms = get64(p + 88);
-    h.header_sum = get64(p + 96);
-    h.epoch = get32(p + 104);
-    h.off = get64(p + 112);
-    h.written_ms = get64(p + 120);
-    if (kind != TIER_CHUNK && kind != TIER_PREFIX) return -EBADMSG;
+    memcpy(&h, page, sizeof h);
+    if (memcmp(h.magic, slot_magic, sizeof h.magic) != 0) return -ENOENT;
+    if (h.version != NVME_VERSION) return -ESTALE;
+    if (h.sum != XXH3_64bits(&h, HEAD_SUM)) return -EBADMSG;
+    if (h.kind != TIER_CHUNK && h.kind != TIER_PREFIX) return -EBADMSG;
     if (h.record_bytes == 0 || h.record_bytes % RECORD_ALIGN != 0) return -EBADMSG;
     if (h.record_bytes > (uint64_t)h.slot_pages * NVME_PAGE - NVME_PAGE) return -EBADMSG;
-    h.kind = (enum tier_kind)kind;
     *ret = h;
     return 0;
 }

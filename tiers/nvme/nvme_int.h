@@ -73,10 +73,9 @@ enum nvme_degraded { /* what it does instead of what was asked for */
                      NVME_DEGRADED_MEMLOCK = 32
 };
 struct nvme_scrub;
-struct nvme_super_state { /* the I/O thread's view of the superblocks */
-    uint8_t *page;        /* NVME_SUPER_BYTES */
-    uint32_t *table;      /* its table in memory: slot pages, then epochs */
-    uint64_t written;     /* guarded by m: the latest sequence on the device */
+struct nvme_super_state {     /* the I/O thread's view of the superblocks */
+    struct nvme_super *block; /* the latest to be written */
+    uint64_t written;         /* guarded by m: the latest sequence on the device */
     unsigned failed;
     bool busy;
 };
@@ -128,7 +127,7 @@ struct nvme {
 /* nvme_recover.c */
 int nvme_open(struct nvme *n, struct err *err);           /* file, lock, geometry; no thread yet */
 int nvme_recover(struct nvme *n, struct err *err);        /* on the I/O thread */
-void nvme_super_fill(struct nvme *n, uint32_t owner_pid); /* holding m: n->super from the space */
+void nvme_super_fill(struct nvme *n, uint32_t owner_pid); /* holding m: the block from the space */
 int nvme_resize(struct nvme *n, uint64_t capacity_bytes);
 /* nvme_queue.c */
 void *nvme_main(void *arg);

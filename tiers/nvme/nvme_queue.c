@@ -255,9 +255,7 @@ static void super_done(struct nvme_io *io, int status)
     pthread_mutex_lock(&n->m);
     n->super.busy = false;
     if (status == 0) {
-        uint64_t seq;
-        memcpy(&seq, n->super.page + 16, sizeof seq);
-        n->super.written = seq;
+        n->super.written = n->super.block->seq;
         n->super.failed = 0;
         n->stat.device_written_bytes += io->bytes;
         nvme_budget_spend(&n->budget, io->bytes);
@@ -280,14 +278,12 @@ static void super_start(struct nvme *n)
     size_t bytes = nvme_super_bytes(n->space.n_extents);
     pthread_mutex_unlock(&n->m);
     if (!want) return;
-    uint64_t seq;
-    memcpy(&seq, n->super.page + 16, sizeof seq);
     struct nvme_io *io = io_get(n);
     io->ctx = n;
-    io->buf = n->super.page;
+    io->buf = (uint8_t *)n->super.block;
     io->write = io->durable = true;
     io->bytes = (uint32_t)bytes;
-    io->off = seq % 2 ? 0 : NVME_SUPER_BYTES;
+    io->off = n->super.block->seq % 2 ? 0 : NVME_SUPER_BYTES;
     io->on_done = super_done;
     n->super.busy = true;
     nvme_engine_start(n->engine, io);

@@ -35,50 +35,45 @@ static const uint64_t RESIZE_WAIT_NS = 10000000000ull;
 void nvme_super_fill(struct nvme *n, uint32_t owner_pid)
 {
     const struct nvme_space *s = &n->space;
-    struct nvme_super v = {.seq = s->super_seq,
-                           .device_id = n->device_id,
-                           .capacity_bytes = s->capacity_bytes,
-                           .extent_bytes = s->extent_bytes,
-                           .n_extents = s->n_extents,
-                           .owner_pid = owner_pid,
-                           .slot_pages = n->super.table,
-                           .epoch = n->super.table + NVME_EXTENTS_MAX};
+    struct nvme_super *b = n->super.block;
+    memset(b, 0, nvme_super_bytes(s->n_extents));
+    b->n_extents = s->n_extents;
+    b->seq = s->super_seq;
+    b->device_id = n->device_id;
+    b->capacity_bytes = s->capacity_bytes;
+    b->extent_bytes = s->extent_bytes;
+    b->owner_pid = owner_pid;
     for (uint32_t i = 0; i < s->n_extents; i++) {
         const struct nvme_extent *e = s->extent[i];
-        v.slot_pages[i] = e->class ? e->class->slot_pages : 0;
-        v.epoch[i] = e->class ? e->epoch : 0;
+        if (!e->class) continue;
+        b->extent[i].slot_pages = e->class->slot_pages;
+        b->extent[i].epoch = e->epoch;
     }
-    nvme_super_put(n->super.page, &v);
+    nvme_super_seal(b);
 }
 
-/* The newer sound one of both. -ENOENT neither has our magic, -EBADMSG none is sound. */
-static int super_read(struct nvme *n, struct nvme_super *ret)
+/* Into n->super.block the newer sound one of both. -ENOENT neither has our magic, -EBADMSG none is
+ * sound. */
+static int super_read(struct nvme *n)
 {
-    uint32_t *table = mem_alloc(2 * NVME_EXTENTS_MAX * sizeof *table);
+    struct nvme_super *b = mem_aligned(NVME_PAGE, sizeof *b);
     int best = -ENOENT;
-    if (!table) return -ENOMEM;
+    if (!b) return -ENOMEM;
     for (int i = 0; i < 2; i++) {
-        struct nvme_super v = {.slot_pages = table, .epoch = table + NVME_EXTENTS_MAX};
-        memset(n->super.page, 0, NVME_SUPER_BYTES);
-        ssize_t got = pread(n->fd, n->super.page, NVME_SUPER_BYTES, (off_t)i * NVME_SUPER_BYTES);
-        if (got < 0) {
+        memset(b, 0, sizeof *b);
+        if (pread(n->fd, b, sizeof *b, (off_t)i * NVME_SUPER_BYTES) < 0) {
             best = -errno;
             break;
         }
-        int r = nvme_super_get(n->super.page, &v);
-        if (r == 0 && (best != 0 || nvme_seq_after(v.seq, ret->seq))) {
-            uint32_t *pages = ret->slot_pages, *epoch = ret->epoch;
-            memcpy(pages, v.slot_pages, v.n_extents * sizeof *pages);
-            memcpy(epoch, v.epoch, v.n_extents * sizeof *epoch);
-            *ret = v;
-            ret->slot_pages = pages;
-            ret->epoch = epoch;
+        int r = nvme_super_check(b);
+        if (r == 0 && (best != 0 || nvme_seq_after(b->seq, n->super.block->seq))) {
+            memcpy(n->super.block, b, sizeof *b);
             best = 0;
         } else if (r < 0 && r != -ENOENT && best != 0) {
             best = r;
         }
     }
-    mem_free(table);
+    mem_free(b);
     return best;
 }
 
@@ -127,18 +122,18 @@ static void direct_check(struct nvme *n)
 
 /* One owner at a time. The lock of a killed owner lasts until its last transfer has ended, so it
  * is asked for a while; there is no event to wait for. */
-static int lock(struct nvme *n, struct nvme_super *scratch, struct err *err)
+static int lock(struct nvme *n, struct err *err)
 {
     for (int i = 0; i < LOCK_TRIES; i++) {
         if (flock(n->fd, LOCK_EX | LOCK_NB) == 0) return 0;
         if (errno != EWOULDBLOCK)
             return err_set(err, -errno, "nvme: cannot lock %s: %s", n->path, strerror(errno));
-        if (i == LOCK_TRIES / 10 && super_read(n, scratch) == 0 && scratch->owner_pid != 0) {
+        if (i == LOCK_TRIES / 10 && super_read(n) == 0 && n->super.block->owner_pid != 0) {
             char proc[32];
-            (void)snprintf(proc, sizeof proc, "/proc/%u", scratch->owner_pid);
+            (void)snprintf(proc, sizeof proc, "/proc/%u", n->super.block->owner_pid);
             if (access(proc, F_OK) == 0)
                 return err_set(err, -EBUSY, "nvme: %s is in use by process %u", n->path,
-                               scratch->owner_pid);
+                               n->super.block->owner_pid);
         }
         (void)poll(NULL, 0, LOCK_WAIT_MS);
     }
@@ -195,13 +190,15 @@ static int geometry(struct nvme *n, uint64_t capacity, uint64_t extent, uint32_t
 }
 
 /* A new file, or a device that holds nothing. */
-static int format(struct nvme *n, uint64_t size, struct nvme_super *s, struct err *err)
+static int format(struct nvme *n, uint64_t size, struct err *err)
 {
+    struct nvme_super *s = n->super.block;
     uint64_t capacity = n->opts.capacity_bytes;
     if (capacity == 0 && n->is_block) capacity = size;
     if (capacity == 0)
         return err_set(err, -EINVAL, "nvme: a new file needs a size: %s:SIZE", n->path);
     capacity = capacity / NVME_PAGE * NVME_PAGE;
+    memset(s, 0, sizeof *s);
     s->capacity_bytes = capacity;
     s->extent_bytes = n->opts.extent_bytes;
     if (s->extent_bytes == 0)
@@ -212,11 +209,9 @@ static int format(struct nvme *n, uint64_t size, struct nvme_super *s, struct er
     s->owner_pid = (uint32_t)getpid();
     if (getrandom(&s->device_id, sizeof s->device_id, 0) != sizeof s->device_id)
         return err_set(err, -EIO, "nvme: no random bytes");
-    memset(s->slot_pages, 0, s->n_extents * sizeof *s->slot_pages);
-    memset(s->epoch, 0, s->n_extents * sizeof *s->epoch);
-    nvme_super_put(n->super.page, s);
+    nvme_super_seal(s);
     size_t bytes = nvme_super_bytes(s->n_extents);
-    ssize_t w = pwrite(n->fd, n->super.page, bytes, 0);
+    ssize_t w = pwrite(n->fd, s, bytes, 0);
     r = w == (ssize_t)bytes ? 0 : w < 0 ? -errno : -EIO;
     if (r < 0) r = err_set(err, r, "nvme: cannot write to %s: %s", n->path, strerror(-r));
     if (r == 0) r = allocate(n, capacity, err);
@@ -226,18 +221,20 @@ static int format(struct nvme *n, uint64_t size, struct nvme_super *s, struct er
 
 static bool blank(const struct nvme *n, uint64_t size)
 {
+    uint8_t *p = (uint8_t *)n->super.block;
     if (!n->is_block) return size == 0;
     for (int i = 0; i < 2; i++) {
-        ssize_t got = pread(n->fd, n->super.page, NVME_SUPER_BYTES, (off_t)i * NVME_SUPER_BYTES);
-        if (got != NVME_SUPER_BYTES || n->super.page[0] != 0) return false;
-        if (memcmp(n->super.page, n->super.page + 1, NVME_SUPER_BYTES - 1) != 0) return false;
+        ssize_t got = pread(n->fd, p, NVME_SUPER_BYTES, (off_t)i * NVME_SUPER_BYTES);
+        if (got != NVME_SUPER_BYTES || p[0] != 0) return false;
+        if (memcmp(p, p + 1, NVME_SUPER_BYTES - 1) != 0) return false;
     }
     return true;
 }
 
 /* A file of ours, maybe of another size. */
-static int adopt(struct nvme *n, uint64_t size, struct nvme_super *s, struct err *err)
+static int adopt(struct nvme *n, uint64_t size, struct err *err)
 {
+    struct nvme_super *s = n->super.block;
     uint64_t want = n->opts.capacity_bytes / NVME_PAGE * NVME_PAGE;
     if (n->opts.extent_bytes && n->opts.extent_bytes != s->extent_bytes)
         return err_set(
@@ -247,8 +244,7 @@ static int adopt(struct nvme *n, uint64_t size, struct nvme_super *s, struct err
     uint32_t had = s->n_extents;
     int r = geometry(n, want, s->extent_bytes, &s->n_extents, err);
     if (r < 0) return r;
-    for (uint32_t i = had; i < s->n_extents; i++)
-        s->slot_pages[i] = s->epoch[i] = 0;
+    if (s->n_extents > had) memset(&s->extent[had], 0, (s->n_extents - had) * sizeof *s->extent);
     s->capacity_bytes = want;
     return allocate(n, want, err);
 }
@@ -263,21 +259,19 @@ static uint64_t drive_bytes(const struct nvme *n, uint64_t capacity)
 
 int nvme_open(struct nvme *n, struct err *err)
 {
-    struct nvme_super super = {.slot_pages = n->super.table,
-                               .epoch = n->super.table + NVME_EXTENTS_MAX},
-                      *s = &super;
+    struct nvme_super *s = n->super.block;
     uint64_t size = 0;
     int r = file_open(n, &size, err);
     if (r < 0) return r;
     direct_check(n);
-    r = lock(n, s, err);
+    r = lock(n, err);
     if (r < 0) return r;
     struct stat st;
     if (!n->is_block && fstat(n->fd, &st) == 0) size = (uint64_t)st.st_size;
     if (n->is_block && n->opts.capacity_bytes > size)
         return err_set(err, -EINVAL, "nvme: %s has %llu bytes only", n->path,
                        (unsigned long long)size);
-    r = size == 0 ? -ENOENT : super_read(n, s);
+    r = size == 0 ? -ENOENT : super_read(n);
     if (r == -ENOENT && !blank(n, size))
         return err_set(err, -EINVAL, "nvme: %s holds something else: not touched", n->path);
     if (r == -EBADMSG)
@@ -287,7 +281,7 @@ int nvme_open(struct nvme *n, struct err *err)
         return err_set(err, r, "nvme: %s is of another version: remove it to start empty", n->path);
     if (r < 0 && r != -ENOENT)
         return err_set(err, r, "nvme: cannot read %s: %s", n->path, strerror(-r));
-    r = r == 0 ? adopt(n, size, s, err) : format(n, size, s, err);
+    r = r == 0 ? adopt(n, size, err) : format(n, size, err);
     if (r < 0) return r;
     n->device_id = s->device_id;
     uint64_t per_day = n->opts.write_bytes_per_day;
@@ -296,7 +290,8 @@ int nvme_open(struct nvme *n, struct err *err)
                         n->opts.policy);
     n->space.super_seq = s->seq;
     for (uint32_t i = 0; r == 0 && i < s->n_extents; i++)
-        if (s->slot_pages[i]) r = nvme_space_assign(&n->space, i, s->slot_pages[i], s->epoch[i]);
+        if (s->extent[i].slot_pages)
+            r = nvme_space_assign(&n->space, i, s->extent[i].slot_pages, s->extent[i].epoch);
     if (r < 0) return err_set(err, r, "nvme: cannot set up %s: %s", n->path, err_name(r));
     /* An odd step, so that the newest one stays; past what a lost one may have used. */
     n->super.written = s->seq;

@@ -99,15 +99,15 @@ struct raw_slot {
 static size_t raw_extent(int fd, const struct nvme_super *s, uint32_t e, struct raw_slot *all,
                          size_t n)
 {
-    uint64_t slot_bytes = (uint64_t)s->slot_pages[e] * NVME_PAGE;
+    uint64_t slot_bytes = (uint64_t)s->extent[e].slot_pages * NVME_PAGE;
     uint8_t page[NVME_PAGE];
     for (uint64_t at = 0; slot_bytes && at + slot_bytes <= s->extent_bytes; at += slot_bytes) {
         struct nvme_head h;
         uint64_t off = NVME_DATA_OFF + e * s->extent_bytes + at;
         ASSERT_EQ(pread(fd, page, sizeof page, (off_t)off), sizeof page);
         if (nvme_head_get(page, &h) < 0) continue;
-        if (h.device_id != s->device_id || h.epoch != s->epoch[e] || h.off != off) continue;
-        if (h.slot_pages != s->slot_pages[e]) continue;
+        if (h.device_id != s->device_id || h.epoch != s->extent[e].epoch || h.off != off) continue;
+        if (h.slot_pages != s->extent[e].slot_pages) continue;
         size_t i = 0;
         while (i < n && !tier_key_same(&all[i].key, &h.key))
             i++;
@@ -120,15 +120,12 @@ static size_t raw_extent(int fd, const struct nvme_super *s, uint32_t e, struct 
 
 void nvme_raw_count(const char *path, uint64_t *ret_used, uint64_t *ret_n)
 {
-    static uint32_t pages[2][NVME_EXTENTS_MAX], epoch[2][NVME_EXTENTS_MAX];
-    struct nvme_super s[2] = {{.slot_pages = pages[0], .epoch = epoch[0]},
-                              {.slot_pages = pages[1], .epoch = epoch[1]}};
-    uint8_t *buf = mem_zalloc(NVME_SUPER_BYTES);
+    static struct nvme_super s[2];
     int fd = open(path, O_RDONLY), r[2];
-    ASSERT_TRUE(fd >= 0 && buf);
+    ASSERT_TRUE(fd >= 0);
     for (int i = 0; i < 2; i++) {
-        ASSERT_OK(pread(fd, buf, NVME_SUPER_BYTES, (off_t)i * NVME_SUPER_BYTES));
-        r[i] = nvme_super_get(buf, &s[i]);
+        ASSERT_OK(pread(fd, &s[i], sizeof s[i], (off_t)i * NVME_SUPER_BYTES));
+        r[i] = nvme_super_check(&s[i]);
     }
     int best = r[1] == 0 && (r[0] < 0 || nvme_seq_after(s[1].seq, s[0].seq));
     ASSERT_OK(r[best]);
@@ -141,7 +138,6 @@ void nvme_raw_count(const char *path, uint64_t *ret_used, uint64_t *ret_n)
     for (size_t i = 0; i < n; i++)
         *ret_used += all[i].bytes;
     mem_free(all);
-    mem_free(buf);
     close(fd);
 }
 

@@ -13,27 +13,25 @@
 static void many(uint64_t n, uint32_t slot_pages, uint64_t extent_bytes)
 {
     struct nvme_file f;
-    static uint32_t pages[NVME_EXTENTS_MAX], epoch[NVME_EXTENTS_MAX];
+    static struct nvme_super s;
     uint64_t slot_bytes = (uint64_t)slot_pages * NVME_PAGE, per = extent_bytes / slot_bytes;
-    struct nvme_super s = {.seq = 3,
-                           .device_id = 7,
-                           .extent_bytes = extent_bytes,
-                           .n_extents = (uint32_t)((n + per - 1) / per) + 1,
-                           .slot_pages = pages,
-                           .epoch = epoch};
+    memset(&s, 0, sizeof s);
+    s.seq = 3;
+    s.device_id = 7;
+    s.extent_bytes = extent_bytes;
+    s.n_extents = (uint32_t)((n + per - 1) / per) + 1;
     s.capacity_bytes = NVME_DATA_OFF + s.n_extents * extent_bytes;
     nvme_file_make(&f);
     int fd = open(f.path, O_RDWR | O_CREAT, 0600);
     ASSERT_TRUE(fd >= 0);
     ASSERT_OK(posix_fallocate(fd, 0, (off_t)s.capacity_bytes));
-    uint8_t *super = mem_zalloc(NVME_SUPER_BYTES), page[NVME_PAGE];
+    uint8_t page[NVME_PAGE];
     for (uint32_t i = 0; i + 1 < s.n_extents; i++) {
-        pages[i] = slot_pages;
-        epoch[i] = 3;
+        s.extent[i].slot_pages = slot_pages;
+        s.extent[i].epoch = 3;
     }
-    pages[s.n_extents - 1] = 0;
-    nvme_super_put(super, &s);
-    ASSERT_EQ(pwrite(fd, super, NVME_SUPER_BYTES, NVME_SUPER_BYTES), NVME_SUPER_BYTES);
+    nvme_super_seal(&s);
+    ASSERT_EQ(pwrite(fd, &s, sizeof s, NVME_SUPER_BYTES), NVME_SUPER_BYTES);
     uint64_t written = 0;
     for (uint64_t i = 0; i < n; i++) {
         struct nvme_head h = {.slot_pages = slot_pages,
@@ -66,7 +64,6 @@ static void many(uint64_t n, uint32_t slot_pages, uint64_t extent_bytes)
                      (unsigned long long)n, slot_pages * 4, ms, pool ? "pool" : "io_uring");
         t->ops->destroy(t);
     }
-    mem_free(super);
     nvme_file_remove(&f);
 }
 
