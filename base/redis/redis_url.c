@@ -6,6 +6,7 @@
 #include "base/assert.h"
 #include "base/opt.h"
 
+#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -27,10 +28,6 @@ static const struct scheme {
 };
 
 enum { DB, TTL, CONNECTIONS, INSECURE, N_NUMBERS };
-struct text { /* a piece of the URL */
-    const char *p;
-    size_t len;
-};
 struct parser {
     struct redis_url *u;
     size_t i; /* of the URL under way */
@@ -45,36 +42,22 @@ static int refuse_url(const struct parser *p, const char *why)
     return err_set(p->err, -EINVAL, "Redis URL %zu: %s", p->i + 1, why);
 }
 
-/* Splits at the first `c`: *ret is what stands before it, *rest what follows. Without a `c`: *ret
- * is everything and *rest is empty with p NULL. */
-static void cut(struct text *rest, char c, struct text *ret)
+/* %XX decoded in place. */
+static int decode(const struct parser *p, char *s)
 {
-    const char *at = rest->len ? memchr(rest->p, c, rest->len) : NULL;
-    struct text all = *rest;
-    *ret = at ? (struct text){all.p, (size_t)(at - all.p)} : all;
-    *rest = at ? (struct text){at + 1, all.len - ret->len - 1} : (struct text){NULL, 0};
-}
-
-/* %XX decoded, in the arena. */
-static int decode(const struct parser *p, struct text t, char **ret)
-{
-    char *out = arena_alloc(&p->u->arena, t.len + 1);
-    if (!out) return err_set(p->err, -ENOMEM, "no memory for a Redis URL");
-    size_t n = 0;
-    for (size_t i = 0; i < t.len; i++) {
-        int c = (unsigned char)t.p[i];
+    char *out = s;
+    for (; *s; s++) {
+        char c = *s;
         if (c == '%') {
-            char hex[3] = "";
-            if (i + 2 < t.len) memcpy(hex, t.p + i + 1, 2);
-            if (strspn(hex, "0123456789abcdefABCDEF") != 2)
+            if (!isxdigit((unsigned char)s[1]) || !isxdigit((unsigned char)s[2]))
                 return refuse_url(p, "'%' must be followed by two hex digits");
-            c = (int)strtol(hex, NULL, 16);
-            i += 2;
+            c = (char)strtoul((char[]){s[1], s[2], '\0'}, NULL, 16);
+            if (c == '\0') return refuse_url(p, "a NUL byte");
+            s += 2;
         }
-        if (c == 0) return refuse_url(p, "a NUL byte");
-        out[n++] = (char)c;
+        *out++ = c;
     }
-    *ret = out;
+    *out = '\0';
     return 0;
 }
 
@@ -189,39 +172,33 @@ static int set_parameter(struct parser *p, const char *name, const char *value)
     return refuse_url(p, "a parameter that is not known");
 }
 
-static int parse_query(struct parser *p, struct text rest)
+/* ---- the pieces of a URL, which are cut in place; NULL where there is none ---- */
+
+static int parse_query(struct parser *p, char *rest)
 {
-    while (rest.p) {
-        struct text one, name;
-        char *n, *v;
-        cut(&rest, '&', &one);
-        if (one.len == 0) continue;
-        cut(&one, '=', &name);
-        if (!one.p) return refuse_url(p, "a parameter without '='");
-        int r = decode(p, name, &n);
-        if (r == 0) r = decode(p, one, &v);
-        if (r == 0) r = set_parameter(p, n, v);
+    for (char *value; (value = strsep(&rest, "&")) != NULL;) {
+        if (!*value) continue;
+        char *name = strsep(&value, "=");
+        if (!value) return refuse_url(p, "a parameter without '='");
+        int r = decode(p, name);
+        if (r == 0) r = decode(p, value);
+        if (r == 0) r = set_parameter(p, name, value);
         if (r < 0) return r;
     }
     return 0;
 }
 
 /* [user][:password]; a password alone is what servers without users want. */
-static int parse_userinfo(struct parser *p, struct text rest)
+static int parse_userinfo(struct parser *p, char *password)
 {
-    struct text name;
-    char *s;
-    cut(&rest, ':', &name);
-    if (!rest.p) return refuse_url(p, "a user without a password; ':' stands before a password");
-    int r = 0;
-    if (name.len > 0) {
-        r = decode(p, name, &s);
-        if (r == 0) r = set_str(p, &p->u->user, s, "user");
-    }
-    if (r == 0) r = decode(p, rest, &s);
+    char *name = strsep(&password, ":");
+    if (!password) return refuse_url(p, "a user without a password; ':' stands before a password");
+    int r = decode(p, name);
+    if (r == 0 && *name) r = set_str(p, &p->u->user, name, "user");
+    if (r == 0) r = decode(p, password);
     if (r < 0) return r;
-    if (!*s) return refuse_url(p, "an empty password");
-    return set_str(p, &p->u->password, s, "password");
+    if (!*password) return refuse_url(p, "an empty password");
+    return set_str(p, &p->u->password, password, "password");
 }
 
 static int add_host(struct parser *p, const struct redis_addr *a)
@@ -235,91 +212,79 @@ static int add_host(struct parser *p, const struct redis_addr *a)
 }
 
 /* host, host:port, [ipv6], [ipv6]:port */
-static int parse_host(struct parser *p, struct text t)
+static int parse_host(struct parser *p, char *host)
 {
     struct redis_addr a = {.port = p->scheme->mode == REDIS_SENTINEL ? 26379 : 6379};
-    struct text host, port = t;
-    if (t.len > 0 && t.p[0] == '[') {
-        port = (struct text){t.p + 1, t.len - 1};
-        cut(&port, ']', &host);
-        if (!port.p) return refuse_url(p, "'[' without ']'");
-        if (port.len > 0 && port.p[0] != ':') return refuse_url(p, "']' must end the host");
-        port = port.len > 0 ? (struct text){port.p + 1, port.len - 1} : (struct text){NULL, 0};
+    char *port = host;
+    if (*host == '[') {
+        char *end = strchr(++host, ']');
+        if (!end) return refuse_url(p, "'[' without ']'");
+        if (end[1] && end[1] != ':') return refuse_url(p, "']' must end the host");
+        port = end[1] ? end + 2 : NULL;
+        *end = '\0';
     } else {
-        cut(&port, ':', &host);
-        if (port.p && memchr(port.p, ':', port.len))
+        (void)strsep(&port, ":");
+        if (port && strchr(port, ':'))
             return refuse_url(p, "an IPv6 address must stand in brackets");
     }
-    char *s;
-    int r = decode(p, host, &s);
+    int r = decode(p, host);
     if (r < 0) return r;
-    if (!*s || strlen(s) >= REDIS_HOST_MAX || !is_printable(s) || strpbrk(s, "/@[]"))
+    if (!*host || strlen(host) >= REDIS_HOST_MAX || !is_printable(host) || strpbrk(host, "/@[]"))
         return refuse_url(p, "a host is missing or is not a name or an address");
-    memcpy(a.host, s, strlen(s) + 1);
-    if (port.p) {
+    memcpy(a.host, host, strlen(host) + 1);
+    if (port) {
         int64_t v = 0;
-        r = decode(p, port, &s);
+        r = decode(p, port);
         if (r < 0) return r;
-        if (opt_parse_int(s, &v) < 0 || v < 1 || v > 65535)
+        if (opt_parse_int(port, &v) < 0 || v < 1 || v > 65535)
             return refuse_url(p, "a port must be a number from 1 to 65535");
         a.port = (uint16_t)v;
     }
     return add_host(p, &a);
 }
 
-static int parse_unix(struct parser *p, struct text rest)
+static int parse_unix(struct parser *p, char *rest)
 {
     struct redis_addr a = {0};
-    char *s;
-    const char *slash = memchr(rest.p, '/', rest.len);
-    if (!slash) return refuse_url(p, "a unix socket needs a path, as in unix:///run/redis.sock");
-    struct text before = {rest.p, (size_t)(slash - rest.p)};
-    if (before.len > 0) {
-        if (before.p[before.len - 1] != '@')
-            return refuse_url(p, "a unix socket has no host: unix:///path");
-        before.len--;
-        int r = parse_userinfo(p, before);
+    char *path = strchr(rest, '/');
+    if (!path) return refuse_url(p, "a unix socket needs a path, as in unix:///run/redis.sock");
+    if (path > rest) {
+        if (path[-1] != '@') return refuse_url(p, "a unix socket has no host: unix:///path");
+        path[-1] = '\0';
+        int r = parse_userinfo(p, rest);
         if (r < 0) return r;
     }
-    int r = decode(p, (struct text){slash, rest.len - (size_t)(slash - rest.p)}, &s);
+    int r = decode(p, path);
     if (r < 0) return r;
     enum { SUN_PATH_MAX = 108 }; /* struct sockaddr_un, with the NUL */
-    if (strlen(s) >= SUN_PATH_MAX || strlen(s) < 2)
+    if (strlen(path) >= SUN_PATH_MAX || strlen(path) < 2)
         return refuse_url(p, "no path of a unix socket");
-    memcpy(a.host, s, strlen(s) + 1);
+    memcpy(a.host, path, strlen(path) + 1);
     return add_host(p, &a);
 }
 
-static int parse_hosts(struct parser *p, struct text rest)
+static int parse_hosts(struct parser *p, char *rest)
 {
-    struct text one;
-    const char *at = rest.len ? memrchr(rest.p, '@', rest.len) : NULL;
+    char *at = strrchr(rest, '@');
+    int r = 0;
     if (at) {
-        struct text info = {rest.p, (size_t)(at - rest.p)};
-        int r = parse_userinfo(p, info);
-        if (r < 0) return r;
-        rest = (struct text){at + 1, rest.len - info.len - 1};
+        *at = '\0';
+        r = parse_userinfo(p, rest);
+        rest = at + 1;
     }
-    do {
-        cut(&rest, ',', &one);
-        int r = parse_host(p, one);
-        if (r < 0) return r;
-    } while (rest.p);
-    return 0;
+    for (char *one; r == 0 && (one = strsep(&rest, ",")) != NULL;)
+        r = parse_host(p, one);
+    return r;
 }
 
-static int parse_path(struct parser *p, struct text path)
+static int parse_path(struct parser *p, char *path)
 {
-    char *s;
-    int r = decode(p, path, &s);
+    int r = path ? decode(p, path) : 0;
     if (r < 0) return r;
-    if (p->scheme->mode == REDIS_SENTINEL) {
-        if (!*s || !is_printable(s) || strchr(s, '/'))
-            return refuse_url(p,
-                              "behind the sentinels the master's name is wanted, as in /mymaster");
-        return set_str(p, &p->u->master, s, "master name");
-    }
-    return *s ? set_number(p, DB, s) : 0;
+    if (p->scheme->mode != REDIS_SENTINEL) return path && *path ? set_number(p, DB, path) : 0;
+    if (!path || !*path || !is_printable(path) || strchr(path, '/'))
+        return refuse_url(p, "behind the sentinels the master's name is wanted, as in /mymaster");
+    return set_str(p, &p->u->master, path, "master name");
 }
 
 static int parse_one(struct parser *p, const char *url)
@@ -340,15 +305,15 @@ static int parse_one(struct parser *p, const char *url)
         return refuse_url(p, "another scheme than the URLs before it");
     p->u->mode = p->scheme->mode;
     p->u->tls = p->scheme->tls;
-    struct text query = {sep + 3, len - (size_t)(sep + 3 - url)}, hosts, path;
-    if (memchr(query.p, '#', query.len)) return refuse_url(p, "'#' must be written %23");
-    cut(&query, '?', &hosts);
+    char *query = arena_strndup(&p->u->arena, sep + 3, strlen(sep + 3)), *hosts;
+    if (!query) return err_set(p->err, -ENOMEM, "no memory for a Redis URL");
+    if (strchr(query, '#')) return refuse_url(p, "'#' must be written %23");
+    char *path = hosts = strsep(&query, "?");
     int r;
     if (p->scheme->is_unix) {
         r = parse_unix(p, hosts);
     } else {
-        path = hosts;
-        cut(&path, '/', &hosts);
+        (void)strsep(&path, "/");
         r = parse_hosts(p, hosts);
         if (r == 0) r = parse_path(p, path);
     }
