@@ -11,6 +11,8 @@
 #include "tiers/bytes.h"
 #include "tiers/record.h"
 
+#include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 #include <xxhash.h>
 
@@ -60,31 +62,11 @@ void tier_secret_auth(const char *text, uint8_t ret[AUTH_KEY_BYTES])
 
 void tier_key_hex(const struct tier_key *k, char ret[33])
 {
-    static const char digit[] = "0123456789abcdef";
-    for (int i = 0; i < 16; i++) {
-        ret[i] = digit[k->hi >> (60 - 4 * i) & 15];
-        ret[16 + i] = digit[k->lo >> (60 - 4 * i) & 15];
-    }
-    ret[32] = '\0';
+    (void)snprintf(ret, 33, "%016" PRIx64 "%016" PRIx64, k->hi, k->lo);
 }
 
 int tier_key_parse(const char *hex, struct tier_key *ret)
 {
-    uint64_t half[2] = {0, 0};
-    for (int i = 0; i < 32; i++) {
-        char c = hex[i];
-        unsigned v;
-        if (c >= '0' && c <= '9')
-            v = (unsigned)(c - '0');
-        else if (c >= 'a' && c <= 'f')
-            v = (unsigned)(c - 'a') + 10;
-        else if (c >= 'A' && c <= 'F')
-            v = (unsigned)(c - 'A') + 10;
-        else
-            return -EINVAL; /* the terminating NUL of a short string ends here too */
-        half[i / 16] = half[i / 16] << 4 | v;
-    }
-    if (hex[32] != '\0') return -EINVAL;
-    *ret = (struct tier_key){half[0], half[1]};
-    return 0;
+    if (strspn(hex, "0123456789abcdefABCDEF") != 32 || hex[32] != '\0') return -EINVAL;
+    return sscanf(hex, "%16" SCNx64 "%16" SCNx64, &ret->hi, &ret->lo) == 2 ? 0 : -EINVAL;
 }

@@ -28,7 +28,8 @@ void fuzz_engine_rest(void)
     pthread_mutex_unlock(&lock);
 }
 
-int nvme_engine_create(const struct nvme_engine_opts *o, struct nvme_engine **ret, int *ret_refused)
+int nvme_engine_create(int fd, unsigned depth, bool force_pool, struct nvme_engine **ret,
+                       int *ret_refused)
 {
     static bool once;
     pthread_condattr_t monotonic;
@@ -40,7 +41,7 @@ int nvme_engine_create(const struct nvme_engine_opts *o, struct nvme_engine **re
         (void)pthread_condattr_destroy(&monotonic);
         once = true;
     }
-    the = (struct nvme_engine){.fd = o->fd, .used = true};
+    the = (struct nvme_engine){.fd = fd, .used = true};
     TAILQ_INIT(&the.done);
     *ret_refused = 0;
     *ret = &the;

@@ -451,6 +451,7 @@ static int nvme_alloc(const struct tier_nvme_opts *o, struct nvme **ret)
         return -ENOMEM;
     }
     memset(n->pool.pages, 0, pages);
+    n->pool.zeros = n->pool.pages + pages - NVME_PAGE;
     TAILQ_INIT(&n->inbox);
     TAILQ_INIT(&n->pool.free_ops);
     TAILQ_INIT(&n->writing);

@@ -30,8 +30,8 @@ struct nvme_engine {
     int fd, wake_fd;
     unsigned depth, n_busy;
     uint64_t next_id;
-    struct nvme_io **at;    /* [depth] under way, by id % depth */
-    struct nvme_ios failed; /* refused by the tests' fault, to be reported */
+    struct nvme_io **at;   /* [depth] under way, by id % depth */
+    struct nvme_ios ended; /* have a result, which poll() looks at */
     nvme_fault_fn fault;
     void *fault_ctx;
     bool pool, ring_up, wake_armed;
@@ -166,7 +166,7 @@ static void ring_put(struct nvme_engine *e, struct nvme_io *io)
     struct io_uring_sqe *s = get_sqe(e);
     if (!s) { /* not even after a submit: report it as busy, which is tried again */
         io->res = -EAGAIN;
-        TAILQ_INSERT_TAIL(&e->failed, io, link);
+        TAILQ_INSERT_TAIL(&e->ended, io, link);
         return;
     }
     uint64_t off = io->off + io->done;
@@ -210,7 +210,7 @@ static void submit(struct nvme_engine *e, struct nvme_io *io)
     io->limit = may < 0 ? 0 : (uint32_t)may;
     if (may <= 0) {
         io->res = may;
-        TAILQ_INSERT_TAIL(&e->failed, io, link);
+        TAILQ_INSERT_TAIL(&e->ended, io, link);
         return;
     }
     aim(io);
@@ -261,18 +261,6 @@ void nvme_engine_start(struct nvme_engine *e, struct nvme_io *io)
     submit(e, io);
 }
 
-static void report_failed(struct nvme_engine *e)
-{
-    struct nvme_ios now;
-    TAILQ_INIT(&now);
-    TAILQ_CONCAT(&now, &e->failed, link); /* what fails again while reporting waits for a poll */
-    struct nvme_io *io;
-    while ((io = TAILQ_FIRST(&now))) {
-        TAILQ_REMOVE(&now, io, link);
-        settle(e, io, io->res);
-    }
-}
-
 static void ring_poll(struct nvme_engine *e, uint64_t timeout_ns)
 {
     struct __kernel_timespec ts = {(long long)(timeout_ns / 1000000000u),
@@ -299,26 +287,26 @@ static void ring_poll(struct nvme_engine *e, uint64_t timeout_ns)
 static void pool_poll(struct nvme_engine *e, uint64_t timeout_ns)
 {
     uint64_t until = clock_ns() + timeout_ns;
-    struct nvme_ios now;
-    TAILQ_INIT(&now);
     pthread_mutex_lock(&e->m);
     while (timeout_ns && !e->woken && TAILQ_EMPTY(&e->done))
         if (wait_until(&e->back, &e->m, until) != 0) break;
     e->woken = false;
-    TAILQ_CONCAT(&now, &e->done, link);
+    TAILQ_CONCAT(&e->ended, &e->done, link);
     pthread_mutex_unlock(&e->m);
-    struct nvme_io *io;
-    while ((io = TAILQ_FIRST(&now))) {
-        TAILQ_REMOVE(&now, io, link);
-        settle(e, io, io->res);
-    }
 }
 
 void nvme_engine_poll(struct nvme_engine *e, uint64_t timeout_ns)
 {
-    if (!TAILQ_EMPTY(&e->failed)) timeout_ns = 0;
+    struct nvme_ios now;
+    struct nvme_io *io;
+    TAILQ_INIT(&now);
+    if (!TAILQ_EMPTY(&e->ended)) timeout_ns = 0;
     (e->pool ? pool_poll : ring_poll)(e, timeout_ns);
-    report_failed(e);
+    TAILQ_CONCAT(&now, &e->ended, link); /* what ends again while it is settled waits for a poll */
+    while ((io = TAILQ_FIRST(&now))) {
+        TAILQ_REMOVE(&now, io, link);
+        settle(e, io, io->res);
+    }
 }
 
 void nvme_engine_wake(struct nvme_engine *e)
@@ -377,36 +365,23 @@ int nvme_engine_add_memory(struct nvme_engine *e, uint8_t *base, size_t bytes)
     return 0;
 }
 
-static void engine_free(struct nvme_engine *e)
-{
-    pool_stop(e);
-    if (e->ring_up) io_uring_queue_exit(&e->ring);
-    if (e->wake_fd >= 0) close(e->wake_fd);
-    mem_free(e->memory);
-    mem_free(e->at);
-    mem_free(e);
-}
-
-int nvme_engine_create(const struct nvme_engine_opts *o, struct nvme_engine **ret, int *ret_refused)
+int nvme_engine_create(int fd, unsigned depth, bool force_pool, struct nvme_engine **ret,
+                       int *ret_refused)
 {
     struct nvme_engine *e = mem_zalloc(sizeof *e);
     if (!e) return -ENOMEM;
-    e->fd = o->fd;
+    e->fd = fd;
     e->wake_fd = -1;
-    e->depth = o->depth;
-    TAILQ_INIT(&e->failed);
+    e->depth = depth;
+    TAILQ_INIT(&e->ended);
     TAILQ_INIT(&e->todo);
     TAILQ_INIT(&e->done);
-    int refused = 0, r = 0;
-    e->at = mem_zalloc(o->depth * sizeof(struct nvme_io *));
-    if (!e->at) {
-        r = -ENOMEM;
-    } else if (!o->force_pool) {
-        refused = ring_start(e);
-    }
-    if (r == 0 && (o->force_pool || refused < 0)) r = pool_start(e);
+    e->at = mem_zalloc(depth * sizeof(struct nvme_io *));
+    int refused = e->at && !force_pool ? ring_start(e) : 0;
+    int r = e->at ? 0 : -ENOMEM;
+    if (r == 0 && (force_pool || refused < 0)) r = pool_start(e);
     if (r < 0) {
-        engine_free(e);
+        (void)nvme_engine_destroy(e);
         return r;
     }
     *ret_refused = refused;
@@ -418,6 +393,11 @@ int nvme_engine_destroy(struct nvme_engine *e)
 {
     if (!e) return 0;
     if (e->n_busy > 0) return -EBUSY;
-    engine_free(e);
+    pool_stop(e);
+    if (e->ring_up) io_uring_queue_exit(&e->ring);
+    if (e->wake_fd >= 0) close(e->wake_fd);
+    mem_free(e->memory);
+    mem_free(e->at);
+    mem_free(e);
     return 0;
 }

@@ -36,13 +36,9 @@ TAILQ_HEAD(nvme_ios, nvme_io);
 enum { NVME_HANG = INT32_MIN };
 typedef int (*nvme_fault_fn)(void *ctx, const struct nvme_io *io, uint32_t left);
 struct nvme_engine;
-struct nvme_engine_opts {
-    int fd;
-    unsigned depth;  /* transfers at a time, at most */
-    bool force_pool; /* no io_uring */
-};
-/* The pool of threads is used when io_uring is refused: *ret_refused its errno. */
-int nvme_engine_create(const struct nvme_engine_opts *o, struct nvme_engine **ret,
+/* `depth`: transfers at a time, at most. The pool of threads is used when io_uring is refused,
+ * *ret_refused its errno, or with force_pool. */
+int nvme_engine_create(int fd, unsigned depth, bool force_pool, struct nvme_engine **ret,
                        int *ret_refused);
 void nvme_engine_set_fault(struct nvme_engine *e, nvme_fault_fn fn, void *ctx);
 void nvme_engine_start(struct nvme_engine *e, struct nvme_io *io);

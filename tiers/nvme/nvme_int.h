@@ -87,7 +87,7 @@ struct nvme_start { /* of the I/O thread; guarded by m */
 struct nvme_pool {            /* memory of ops and transfers */
     struct nvme_op *op;       /* [TIER_NVME_QUEUE_OPS] */
     struct nvme_io *io;       /* [NVME_IOS] */
-    uint8_t *pages;           /* TIER_NVME_QUEUE_OPS slot headers, then one page of zeros */
+    uint8_t *pages, *zeros;   /* TIER_NVME_QUEUE_OPS slot headers, then one page of zeros */
     struct nvme_ops free_ops; /* guarded by m */
     struct nvme_ios free_ios; /* the I/O thread's */
 };

@@ -317,18 +317,25 @@ static void write_done(struct nvme_io *io, int status)
     (void)write_step(n, x);
 }
 
-static void page_start(struct nvme *n, struct nvme_op *x, uint8_t *page)
+static void page_start(struct nvme *n, uint8_t *page, uint64_t off,
+                       void (*done)(struct nvme_io *, int), void *ctx, struct nvme_slot *slot)
 {
     struct nvme_io *io = io_get(n);
-    io->ctx = x;
+    io->ctx = ctx;
+    io->ctx2 = slot;
     io->write = true;
     io->buf = page;
     io->bytes = NVME_PAGE;
-    io->off = x->slot_off;
-    io->on_done = write_done;
-    x->n_busy++;
+    io->off = off;
+    io->on_done = done;
     n->n_writes++;
     nvme_engine_start(n->engine, io);
+}
+
+static void op_page_start(struct nvme *n, struct nvme_op *x, uint8_t *page)
+{
+    x->n_busy++;
+    page_start(n, page, x->slot_off, write_done, x, NULL);
 }
 
 /* The header is on the device: now it is a record. */
@@ -354,7 +361,7 @@ static void header_start(struct nvme *n, struct nvme_op *x)
     if (x->status < 0) return;
     x->head.written_ms = wall_ms();
     nvme_head_put(x->page, &x->head);
-    page_start(n, x, x->page);
+    op_page_start(n, x, x->page);
 }
 
 /* After every event: what the write does next, if anything. False when it has ended: x may be
@@ -369,8 +376,7 @@ static bool write_step(struct nvme *n, struct nvme_op *x)
                 break;
             }
             x->phase = x->slot->on_device ? NVME_CLEAN : NVME_DATA;
-            if (x->phase == NVME_CLEAN)
-                page_start(n, x, n->pool.pages + (size_t)TIER_NVME_QUEUE_OPS * NVME_PAGE);
+            if (x->phase == NVME_CLEAN) op_page_start(n, x, n->pool.zeros);
             break;
         case NVME_CLEAN:
             x->slot->on_device = false;
@@ -498,16 +504,7 @@ static void clean_start(struct nvme *n)
         uint64_t off = slot ? nvme_slot_off(&n->space, slot) : 0;
         pthread_mutex_unlock(&n->m);
         if (!slot) return;
-        struct nvme_io *io = io_get(n);
-        io->ctx = n;
-        io->ctx2 = slot;
-        io->write = true;
-        io->buf = n->pool.pages + (size_t)TIER_NVME_QUEUE_OPS * NVME_PAGE;
-        io->bytes = NVME_PAGE;
-        io->off = off;
-        io->on_done = clean_done;
-        n->n_writes++;
-        nvme_engine_start(n->engine, io);
+        page_start(n, n->pool.zeros, off, clean_done, n, slot);
     }
 }
 
@@ -643,9 +640,8 @@ static void stop_io(struct nvme *n)
 
 static int start_engine(struct nvme *n)
 {
-    struct nvme_engine_opts o = {
-        .fd = n->fd, .depth = NVME_RECOVER_DEPTH, .force_pool = n->opts.force_pool};
-    int r = nvme_engine_create(&o, &n->engine, &n->refused);
+    int r =
+        nvme_engine_create(n->fd, NVME_RECOVER_DEPTH, n->opts.force_pool, &n->engine, &n->refused);
     if (r < 0) return err_set(&n->start.err, r, "nvme: no I/O engine: %s", err_name(r));
     if (n->opts.force_pool || n->refused < 0) n->degraded |= NVME_DEGRADED_POOL;
     r = nvme_recover(n, &n->start.err);

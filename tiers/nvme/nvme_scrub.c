@@ -13,7 +13,6 @@
 
 enum { SLOTS_PER_STEP = 4096 };
 static const uint64_t IDLE_NS = 10000000000ull, BUSY_NS = 50000000;
-enum scrub_phase { SCRUB_HEAD, SCRUB_REGION, SCRUB_PARTS };
 
 struct nvme_scrub {
     struct nvme *n;
@@ -21,8 +20,8 @@ struct nvme_scrub {
     struct nvme_slot *slot; /* referenced, NULL = between records */
     uint64_t slot_off, generation, due_ns, at;
     uint32_t extent, index, part_at;
-    enum scrub_phase phase;
     bool busy, here; /* a transfer is under way; one has ended */
+    bool opened;     /* the slot header is sound, so parts are read; part 0 tells the layout */
     int status;
     uint8_t *page; /* slot header, then the first page of the record */
     uint8_t *header, *body;
@@ -85,7 +84,7 @@ static bool next_record(struct nvme_scrub *s)
         s->slot = slot;
         s->slot_off = nvme_slot_off(sp, slot);
         s->generation = slot->generation;
-        s->phase = SCRUB_HEAD;
+        s->opened = false;
     }
     bool end = !s->slot && s->extent >= sp->n_extents;
     pthread_mutex_unlock(&n->m);
@@ -115,8 +114,9 @@ static int head_check(struct nvme_scrub *s)
     memcpy(&bytes, s->page + NVME_PAGE + 12, sizeof bytes);
     if (bytes == 0 || bytes % NVME_PAGE != 0 || bytes > h.record_bytes) return -EBADMSG;
     if (!memory(&s->header, &s->header_cap, bytes)) return -ENOMEM;
-    s->view.layout.header_bytes = bytes;
-    s->phase = SCRUB_REGION;
+    s->view.layout = (struct record_layout){.header_bytes = bytes, .n_parts = 1};
+    s->opened = true;
+    s->part_at = 0;
     s->at = 0;
     return 0;
 }
@@ -128,10 +128,7 @@ static int region_check(struct nvme_scrub *s)
     if (s->view.layout.record_bytes != s->slot->record_bytes) return -EBADMSG;
     if (!tier_key_same(&s->view.desc.key, &s->slot->node.key)) return -EBADMSG;
     s->part[0] = s->header;
-    s->part_at = 1;
-    s->phase = SCRUB_PARTS;
-    s->at = 0;
-    if (s->view.layout.n_parts == 1) return 1;
+    if (s->view.layout.n_parts == 1) return 0;
     return memory(&s->body, &s->body_cap, record_part_bytes(&s->view.layout, 1)) ? 0 : -ENOMEM;
 }
 
@@ -142,8 +139,7 @@ static int part_check(struct nvme_scrub *s)
     record_part_groups(&s->view.layout, s->part_at, &lo, &hi);
     for (uint32_t g = lo; g < hi; g++)
         if (record_check_group(s->part, &s->view.layout, g) < 0) return -EBADMSG;
-    s->at = 0;
-    return ++s->part_at == s->view.layout.n_parts;
+    return 0;
 }
 
 /* What has arrived: 0 go on, 1 the record is sound, <0 it is not, or could not be read. */
@@ -151,24 +147,24 @@ static int arrived(struct nvme_scrub *s)
 {
     s->here = false;
     if (s->status < 0) return s->status;
-    if (s->phase == SCRUB_HEAD) return head_check(s);
+    if (!s->opened) return head_check(s);
     s->at += s->io.bytes;
-    if (s->phase == SCRUB_REGION) return s->at < s->view.layout.header_bytes ? 0 : region_check(s);
-    return s->at < record_part_bytes(&s->view.layout, s->part_at) ? 0 : part_check(s);
+    if (s->at < record_part_bytes(&s->view.layout, s->part_at)) return 0;
+    int r = s->part_at == 0 ? region_check(s) : part_check(s);
+    s->at = 0;
+    return r < 0 ? r : ++s->part_at == s->view.layout.n_parts;
 }
 
 static void next_transfer(struct nvme_scrub *s)
 {
-    if (s->phase == SCRUB_HEAD) {
+    if (!s->opened) {
         transfer(s, s->page, 0, 2 * NVME_PAGE);
         return;
     }
     const struct record_layout *l = &s->view.layout;
-    bool region = s->phase == SCRUB_REGION;
-    uint64_t bytes = region ? l->header_bytes : record_part_bytes(l, s->part_at);
-    uint64_t off = NVME_PAGE + (region ? 0 : record_part_off(l, s->part_at)) + s->at;
-    uint64_t left = bytes - s->at;
-    transfer(s, (region ? s->header : s->body) + s->at, off,
+    uint64_t left = record_part_bytes(l, s->part_at) - s->at;
+    transfer(s, (s->part_at == 0 ? s->header : s->body) + s->at,
+             NVME_PAGE + record_part_off(l, s->part_at) + s->at,
              left < NVME_PIECE_BYTES ? left : NVME_PIECE_BYTES);
 }
 
