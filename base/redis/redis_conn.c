@@ -9,6 +9,7 @@
 #include "base/redis/redis_conn.h"
 
 #include "base/assert.h"
+#include "base/buf.h"
 
 #include <arpa/inet.h>
 #include <limits.h>
@@ -65,6 +66,25 @@ void redis_cmd_out(struct redis_cmd *c, const void *p, size_t n)
 {
     ASSERT(c->n_out < sizeof c->out / sizeof *c->out);
     c->out[c->n_out++] = (struct iovec){.iov_base = (void *)p, .iov_len = n};
+}
+
+int redis_format(struct buf *b, int argc, const char *const *argv)
+{
+    (void)buf_addf(b, "*%d\r\n", argc);
+    for (int i = 0; i < argc; i++)
+        (void)buf_addf(b, "$%zu\r\n%s\r\n", strlen(argv[i]), argv[i]);
+    return buf_status(b);
+}
+
+bool redis_cmd_head(struct redis_cmd *c, struct buf *text)
+{
+    bool fits = buf_status(text) == 0 && text->len <= sizeof c->head;
+    if (fits) {
+        memcpy(c->head, text->data, text->len);
+        redis_cmd_out(c, c->head, text->len);
+    }
+    buf_fini(text);
+    return fits;
 }
 
 void redis_cmd_in(struct redis_cmd *c, void *p, size_t n)
@@ -536,24 +556,17 @@ static void login(struct redis_conn *c)
                 {l->client_name, 3, name},
                 {l->db, 2, select},
                 {true, 1, ping}};
-    size_t n = 0;
+    struct buf text = BUF_INIT;
     cmd->n_replies = 0;
     for (size_t i = 0; i < sizeof step / sizeof *step; i++) {
         if (!step[i].wanted) continue;
-        char *text;
-        int len = redisFormatCommandArgv(&text, step[i].argc, step[i].argv, NULL);
-        if (len < 0 || n + (size_t)len > sizeof cmd->head) {
-            if (len >= 0) redisFreeCommand(text);
-            redis_conn_doom(c, -EINVAL, "a name or password is too long");
-            break;
-        }
-        memcpy(cmd->head + n, text, (size_t)len);
-        redisFreeCommand(text);
-        n += (size_t)len;
+        (void)redis_format(&text, step[i].argc, step[i].argv);
         cmd->n_replies++;
     }
-    redis_cmd_out(cmd, cmd->head, n);
-    redis_conn_flush(c, c->opened_ns);
+    if (redis_cmd_head(cmd, &text))
+        redis_conn_flush(c, c->opened_ns);
+    else
+        redis_conn_doom(c, -EINVAL, "a name or password is too long");
 }
 
 static void handshake(struct redis_conn *c)

@@ -29,6 +29,7 @@ enum {
     REDIS_REPLIES_MAX = 8,
 };
 
+struct buf;
 struct redis_conn;
 struct redis_cmd {
     /* By the caller, after redis_conn_push(). */
@@ -124,5 +125,9 @@ void redis_conn_flush(struct redis_conn *c, uint64_t now_ns);
 /* Pieces of the request in order (usually of `head` and bodies), and of the answer's body. */
 void redis_cmd_out(struct redis_cmd *c, const void *p, size_t n);
 void redis_cmd_in(struct redis_cmd *c, void *p, size_t n);
+/* Another command's text. -ENOMEM, which the buffer remembers. */
+int redis_format(struct buf *b, int argc, const char *const *argv);
+/* Texts that go through the command's own head; ends the buffer. False: too long, or no memory. */
+bool redis_cmd_head(struct redis_cmd *c, struct buf *text);
 
 #endif

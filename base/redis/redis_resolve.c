@@ -1,8 +1,6 @@
 #include "base/redis/redis_resolve.h"
 
-#include <arpa/inet.h>
 #include <netdb.h>
-#include <netinet/in.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,7 +10,7 @@ struct resolve { /* shared by caller and thread; the last one frees it */
     pthread_mutex_t m;
     unsigned refs;
     bool done;
-    char host[REDIS_HOST_MAX], port[8];
+    struct redis_addr name;
     struct names found;
 };
 
@@ -26,19 +24,30 @@ static void put_ref(struct resolve *r)
     mem_free(r);
 }
 
+/* False: the library knows no address, or (AI_NUMERICHOST) would have to ask for it. */
+static bool fill(struct names *n, const struct redis_addr *name, int flags)
+{
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV | flags}, *list;
+    char port[8];
+    snprintf(port, sizeof port, "%u", name->port);
+    if (getaddrinfo(name->host, port, &hints, &list) != 0) return false;
+    for (struct addrinfo *a = list; a && n->n < NAMES_MAX; a = a->ai_next) {
+        memcpy(&n->addr[n->n], a->ai_addr, a->ai_addrlen);
+        n->len[n->n++] = a->ai_addrlen;
+    }
+    freeaddrinfo(list);
+    return true;
+}
+
 static void *look_up(void *arg)
 {
     struct resolve *r = arg;
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV}, *list = NULL;
-    int s = getaddrinfo(r->host, r->port, &hints, &list);
+    struct names found = {0};
+    (void)fill(&found, &r->name, 0);
     pthread_mutex_lock(&r->m);
-    for (struct addrinfo *a = s == 0 ? list : NULL; a && r->found.n < NAMES_MAX; a = a->ai_next) {
-        memcpy(&r->found.addr[r->found.n], a->ai_addr, a->ai_addrlen);
-        r->found.len[r->found.n++] = a->ai_addrlen;
-    }
+    r->found = found;
     r->done = true;
     pthread_mutex_unlock(&r->m);
-    if (s == 0) freeaddrinfo(list);
     put_ref(r);
     return NULL;
 }
@@ -51,8 +60,7 @@ static struct resolve *start_lookup(const struct redis_addr *a)
     if (!r) return NULL;
     pthread_mutex_init(&r->m, NULL);
     r->refs = 2;
-    memcpy(r->host, a->host, sizeof r->host);
-    snprintf(r->port, sizeof r->port, "%u", a->port);
+    r->name = *a;
     pthread_attr_init(&attr);
     pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
     int s = pthread_create(&thread, &attr, look_up, r);
@@ -66,28 +74,15 @@ static struct resolve *start_lookup(const struct redis_addr *a)
 static bool numeric(struct names *n, const struct redis_addr *a)
 {
     struct sockaddr_un *un = (struct sockaddr_un *)&n->addr[0];
-    struct sockaddr_in *v4 = (struct sockaddr_in *)&n->addr[0];
-    struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)&n->addr[0];
-    memset(&n->addr[0], 0, sizeof n->addr[0]);
-    if (redis_addr_is_unix(a)) {
-        size_t len = strlen(a->host);
-        if (len >= sizeof un->sun_path) return false;
-        un->sun_family = AF_UNIX;
-        memcpy(un->sun_path, a->host, len);
-        n->len[0] = sizeof *un;
-    } else if (inet_pton(AF_INET, a->host, &v4->sin_addr) == 1) {
-        v4->sin_family = AF_INET;
-        v4->sin_port = htons(a->port);
-        n->len[0] = sizeof *v4;
-    } else if (inet_pton(AF_INET6, a->host, &v6->sin6_addr) == 1) {
-        v6->sin6_family = AF_INET6;
-        v6->sin6_port = htons(a->port);
-        n->len[0] = sizeof *v6;
-    } else {
-        return false;
-    }
+    n->n = n->i = 0;
+    if (!redis_addr_is_unix(a)) return fill(n, a, AI_NUMERICHOST);
+    size_t len = strlen(a->host);
+    if (len >= sizeof un->sun_path) return false;
+    memset(un, 0, sizeof *un);
+    un->sun_family = AF_UNIX;
+    memcpy(un->sun_path, a->host, len);
+    n->len[0] = sizeof *un;
     n->n = 1;
-    n->i = 0;
     return true;
 }
 

@@ -70,11 +70,9 @@ static int drive(struct redis_sync *s, const bool *so)
 static int exchange(struct redis_sync *s, int argc, const char *const *argv, redisReply **ret)
 {
     struct buf text = BUF_INIT;
-    (void)buf_addf(&text, "*%d\r\n", argc);
-    for (int i = 0; i < argc; i++)
-        (void)buf_addf(&text, "$%zu\r\n%s\r\n", strlen(argv[i]), argv[i]);
-    struct redis_cmd *cmd = buf_status(&text) == 0 ? redis_conn_push(&s->conn) : NULL;
-    int r = buf_status(&text) < 0 ? -ENOMEM : cmd ? 0 : -ECONNRESET;
+    int r = redis_format(&text, argc, argv);
+    struct redis_cmd *cmd = r == 0 ? redis_conn_push(&s->conn) : NULL;
+    if (r == 0 && !cmd) r = -ECONNRESET;
     if (cmd) {
         cmd->on_reply = on_reply;
         cmd->done = on_done;
@@ -207,7 +205,7 @@ static int follow(struct redis_sync *s, const redisReply *reply, bool *asking)
 {
     const char *text = reply->str ? reply->str : "";
     struct redis_redirect to;
-    int r = redis_redirect_parse(text, strlen(text), &s->at, &to);
+    int r = redis_redirect_parse(text, &s->at, &to);
     *asking = false;
     if (r == 1) {
         s->moved = to.addr;

@@ -2,6 +2,7 @@
 
 #include "base/assert.h"
 
+#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -88,7 +89,6 @@ int redis_topo_set_master(struct redis_topo *t, const struct redis_addr *a)
     if (i < 0) return i;
     set_range(t, 0, REDIS_SLOTS - 1, i);
     t->cluster = false;
-    t->version++;
     return 1;
 }
 
@@ -99,7 +99,6 @@ int redis_topo_set_slot(struct redis_topo *t, unsigned slot, const struct redis_
     if (i < 0) return i;
     if (t->slot[slot] == i) return 0;
     set_range(t, slot, slot, i);
-    t->version++;
     return 1;
 }
 
@@ -204,7 +203,6 @@ int redis_topo_set_slots(struct redis_topo *t, const redisReply *r, const struct
     if (res == 0) {
         next->cluster = true;
         if (!t->cluster || memcmp(t->slot, next->slot, sizeof(t->slot)) != 0) res = 1;
-        next->version += (uint64_t)res;
         *t = *next;
     }
     mem_free(next);
@@ -213,45 +211,44 @@ int redis_topo_set_slots(struct redis_topo *t, const redisReply *r, const struct
 
 /* ---- redirects ---- */
 
-/* Digits up to the end or a space; *p moves behind them. */
-static bool take_number(const char **p, const char *end, unsigned max, unsigned *ret)
+static bool take_number(const char *p, size_t len, unsigned max, unsigned *ret)
 {
     unsigned v = 0;
-    const char *s = *p;
-    for (; s < end && *s >= '0' && *s <= '9' && v <= max; s++)
-        v = v * 10 + (unsigned)(*s - '0');
-    if (s == *p || v > max || (s < end && *s != ' ')) return false;
-    *p = s;
+    size_t i = 0;
+    for (; i < len && p[i] >= '0' && p[i] <= '9' && v <= max; i++)
+        v = v * 10 + (unsigned)(p[i] - '0');
     *ret = v;
-    return true;
+    return len > 0 && i == len && v <= max;
 }
 
-int redis_redirect_parse(const char *text, size_t len, const struct redis_addr *from,
+/* An empty host is `from`'s, if there is one. 1, -EBADMSG. */
+static int set_addr(struct redis_addr *ret, const char *host, size_t n_host, const char *port,
+                    size_t n_port, const struct redis_addr *from)
+{
+    struct redis_addr a = {0};
+    unsigned v;
+    if (n_host == 0 && from)
+        set_host_from(&a, from);
+    else if (!set_host(&a, host, n_host))
+        return -EBADMSG;
+    if (!take_number(port, n_port, 65535, &v) || v == 0) return -EBADMSG;
+    a.port = (uint16_t)v;
+    *ret = a;
+    return 1;
+}
+
+int redis_redirect_parse(const char *text, const struct redis_addr *from,
                          struct redis_redirect *ret)
 {
-    struct redis_redirect d = {0};
-    const char *p = text, *end = text + len;
-    if (len >= 6 && memcmp(p, "MOVED ", 6) == 0)
-        p += 6;
-    else if (len >= 4 && memcmp(p, "ASK ", 4) == 0)
-        p += 4;
-    else
-        return 0;
-    d.ask = text[0] == 'A';
-    unsigned port;
-    if (!take_number(&p, end, REDIS_SLOTS - 1, &d.slot) || p == end) return -EBADMSG;
-    p++;
-    const char *colon = memrchr(p, ':', (size_t)(end - p)); /* IPv6 comes without brackets */
-    if (!colon) return -EBADMSG;
-    if (colon == p)
-        set_host_from(&d.addr, from);
-    else if (!set_host(&d.addr, p, (size_t)(colon - p)))
+    struct redis_redirect d = {.ask = strncmp(text, "ASK ", 4) == 0};
+    if (!d.ask && strncmp(text, "MOVED ", 6) != 0) return 0;
+    const char *slot = strchr(text, ' ') + 1, *host = strchr(slot, ' ');
+    const char *colon = host ? strrchr(++host, ':') : NULL; /* IPv6 comes without brackets */
+    if (!colon || !take_number(slot, (size_t)(host - 1 - slot), REDIS_SLOTS - 1, &d.slot))
         return -EBADMSG;
-    p = colon + 1;
-    if (!take_number(&p, end, 65535, &port) || port == 0 || p != end) return -EBADMSG;
-    d.addr.port = (uint16_t)port;
-    *ret = d;
-    return 1;
+    int r = set_addr(&d.addr, host, (size_t)(colon - host), colon + 1, strlen(colon + 1), from);
+    if (r == 1) *ret = d;
+    return r;
 }
 
 /* ---- sentinels ---- */
@@ -263,15 +260,8 @@ int redis_sentinel_parse_master(const redisReply *r, struct redis_addr *ret)
     if (r->type != REDIS_REPLY_ARRAY || r->elements != 2 || !is_text(r->element[0]) ||
         !is_text(r->element[1]))
         return -EBADMSG;
-    struct redis_addr a = {0};
-    const char *p = r->element[1]->str, *end = p + r->element[1]->len;
-    unsigned port;
-    if (!set_host(&a, r->element[0]->str, (size_t)r->element[0]->len) ||
-        !take_number(&p, end, 65535, &port) || p != end || port == 0)
-        return -EBADMSG;
-    a.port = (uint16_t)port;
-    *ret = a;
-    return 1;
+    const redisReply *host = r->element[0], *port = r->element[1];
+    return set_addr(ret, host->str, (size_t)host->len, port->str, (size_t)port->len, NULL);
 }
 
 /* ["message", "+switch-master", "<master> <old host> <old port> <new host> <new port>"] */
@@ -281,103 +271,54 @@ int redis_sentinel_parse_switch(const redisReply *r, const char *master, struct 
     if (!is_text_of(r->element[0], "message") || !is_text_of(r->element[1], "+switch-master"))
         return 0;
     if (!is_text(r->element[2])) return -EBADMSG;
-    const char *p = r->element[2]->str, *end = p + r->element[2]->len;
-    struct {
-        const char *p;
-        size_t len;
-    } word[5];
-    size_t n = 0;
-    for (; n < 5; n++) {
-        const char *space = memchr(p, ' ', (size_t)(end - p));
-        word[n].p = p;
-        word[n].len = (size_t)((space ? space : end) - p);
-        if (!space) break;
-        p = space + 1;
-    }
-    if (n != 4) return -EBADMSG;
-    if (word[0].len != strlen(master) || memcmp(word[0].p, master, word[0].len) != 0) return 0;
-    struct redis_addr a = {0};
-    unsigned port;
-    if (!set_host(&a, word[3].p, word[3].len) || !take_number(&word[4].p, end, 65535, &port) ||
-        word[4].p != end || port == 0)
-        return -EBADMSG;
-    a.port = (uint16_t)port;
-    *ret = a;
-    return 1;
+    const char *word[6] = {r->element[2]->str};
+    size_t n = 1, n_name = strlen(master);
+    for (; n < 6 && (word[n] = strchr(word[n - 1], ' ')) != NULL; n++)
+        word[n]++;
+    if (n != 5) return -EBADMSG;
+    if ((size_t)(word[1] - word[0]) != n_name + 1 || memcmp(word[0], master, n_name) != 0) return 0;
+    return set_addr(ret, word[3], (size_t)(word[4] - word[3]) - 1, word[4], strlen(word[4]), NULL);
 }
 
 /* ---- INFO ---- */
 
-static uint64_t number(const char *p, size_t len)
+/* What stands behind "name:" at the beginning of a line; "": there is no such line. */
+static const char *field(const char *text, const char *name)
 {
-    uint64_t v = 0;
-    for (size_t i = 0; i < len && p[i] >= '0' && p[i] <= '9'; i++)
-        v = v > (UINT64_MAX - 9) / 10 ? UINT64_MAX / 10 : v * 10 + (uint64_t)(p[i] - '0');
-    return v;
+    size_t n = strlen(name);
+    for (const char *p = text; (p = strstr(p, name)) != NULL; p += n)
+        if ((p == text || p[-1] == '\n') && p[n] == ':') return p + n + 1;
+    return "";
 }
 
-static bool is_word(const char *p, size_t len, const char *word)
+static uint64_t number(const char *p)
 {
-    return len == strlen(word) && memcmp(p, word, len) == 0;
+    return isdigit((unsigned char)*p) ? strtoull(p, NULL, 10) : 0; /* too large: the largest */
 }
 
-static void set_field(struct redis_info *i, const char *name, size_t n_name, const char *v,
-                      size_t n)
+static bool says(const char *text, const char *name, const char *word)
 {
-    const struct {
-        const char *name;
-        uint64_t *at;
-    } numbers[] = {
-        {"maxmemory", &i->maxmemory_bytes},
-        {"used_memory", &i->used_memory_bytes},
-        {"evicted_keys", &i->evicted_keys},
-        {"expired_keys", &i->expired_keys},
-    };
-    const struct {
-        const char *name, *word;
-        bool *at;
-    } flags[] = {
-        {"redis_mode", "cluster", &i->is_cluster},
-        {"cluster_enabled", "1", &i->is_cluster},
-        {"redis_mode", "sentinel", &i->is_sentinel},
-        {"role", "slave", &i->is_replica},
-        {"loading", "1", &i->loading},
-    };
-    const struct {
-        const char *name;
-        char *at;
-        size_t cap;
-    } texts[] = {
-        {"maxmemory_policy", i->maxmemory_policy, sizeof(i->maxmemory_policy)},
-        {"redis_version", i->version, sizeof(i->version)},
-    };
-    for (size_t k = 0; k < sizeof(numbers) / sizeof(numbers[0]); k++)
-        if (is_word(name, n_name, numbers[k].name)) *numbers[k].at = number(v, n);
-    for (size_t k = 0; k < sizeof(flags) / sizeof(flags[0]); k++)
-        if (is_word(name, n_name, flags[k].name) && is_word(v, n, flags[k].word))
-            *flags[k].at = true;
-    for (size_t k = 0; k < sizeof(texts) / sizeof(texts[0]); k++) {
-        if (!is_word(name, n_name, texts[k].name)) continue;
-        size_t len = n < texts[k].cap ? n : texts[k].cap - 1;
-        memcpy(texts[k].at, v, len);
-        texts[k].at[len] = 0;
-    }
-    bool is_db = n_name > 2 && memcmp(name, "db", 2) == 0 && name[2] >= '0' && name[2] <= '9';
-    if (is_db && n > 5 && memcmp(v, "keys=", 5) == 0) i->keys += number(v + 5, n - 5);
+    const char *p = field(text, name);
+    size_t n = strcspn(p, "\r\n");
+    return n == strlen(word) && memcmp(p, word, n) == 0;
 }
 
-void redis_info_parse(const char *text, size_t len, struct redis_info *ret)
+void redis_info_parse(const char *text, struct redis_info *ret)
 {
-    memset(ret, 0, sizeof(*ret));
-    for (const char *p = text, *end = text + len; p < end;) {
-        const char *eol = memchr(p, '\n', (size_t)(end - p));
-        size_t n = (size_t)((eol ? eol : end) - p);
-        size_t n_line = n > 0 && p[n - 1] == '\r' ? n - 1 : n;
-        const char *colon = memchr(p, ':', n_line);
-        if (colon)
-            set_field(ret, p, (size_t)(colon - p), colon + 1, n_line - (size_t)(colon + 1 - p));
-        p += n + (eol ? 1 : 0);
-    }
+    const char *policy = field(text, "maxmemory_policy");
+    *ret = (struct redis_info){
+        .maxmemory_bytes = number(field(text, "maxmemory")),
+        .used_memory_bytes = number(field(text, "used_memory")),
+        .evicted_keys = number(field(text, "evicted_keys")),
+        .expired_keys = number(field(text, "expired_keys")),
+        .is_cluster = says(text, "redis_mode", "cluster") || says(text, "cluster_enabled", "1"),
+        .is_sentinel = says(text, "redis_mode", "sentinel"),
+        .is_replica = says(text, "role", "slave"),
+    };
+    size_t n = strcspn(policy, "\r\n"), cap = sizeof ret->maxmemory_policy - 1;
+    memcpy(ret->maxmemory_policy, policy, n < cap ? n : cap);
+    for (const char *p = text; (p = strstr(p, ":keys=")) != NULL;) /* db0:keys=…, db1:keys=… */
+        ret->keys += number(p += 6);
 }
 
 /* ---- what the URLs promised ---- */

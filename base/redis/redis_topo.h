@@ -25,9 +25,8 @@ struct redis_endpoint {
     uint32_t n_slots;    /* slots it serves by the present map */
 };
 struct redis_topo {
-    bool cluster;     /* the map comes from CLUSTER SLOTS */
-    unsigned n;       /* endpoints in the table */
-    uint64_t version; /* changes with the map */
+    bool cluster; /* the map comes from CLUSTER SLOTS */
+    unsigned n;   /* endpoints in the table */
     struct redis_endpoint ep[REDIS_ENDPOINTS_MAX];
     int16_t slot[REDIS_SLOTS]; /* endpoint index; -1: no endpoint serves it */
 };
@@ -58,7 +57,7 @@ struct redis_redirect {
     unsigned slot;
     struct redis_addr addr;
 };
-int redis_redirect_parse(const char *text, size_t len, const struct redis_addr *from,
+int redis_redirect_parse(const char *text, const struct redis_addr *from,
                          struct redis_redirect *ret);
 
 /* Reply to SENTINEL GET-MASTER-ADDR-BY-NAME: 1, 0 the sentinel does not know the master. */
@@ -69,12 +68,12 @@ int redis_sentinel_parse_switch(const redisReply *r, const char *master, struct 
 /* INFO, any sections of it; fields that are not there stay zero. */
 struct redis_info {
     bool is_cluster, is_sentinel; /* redis_mode */
-    bool is_replica, loading;
+    bool is_replica;
     uint64_t maxmemory_bytes, used_memory_bytes, evicted_keys, expired_keys;
     uint64_t keys; /* of all databases */
-    char maxmemory_policy[24], version[24];
+    char maxmemory_policy[24];
 };
-void redis_info_parse(const char *text, size_t len, struct redis_info *ret);
+void redis_info_parse(const char *text, struct redis_info *ret);
 
 /* Is the server that said `i` what the URLs promise? 1: a cluster's node, fetch CLUSTER SLOTS; 0: a
  * server by itself, the only one; -EAGAIN a replica where a master is wanted (a fail-over is under

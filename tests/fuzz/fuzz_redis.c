@@ -52,11 +52,14 @@ static void topology(const char *p, size_t len)
     struct redis_info info;
     struct err err;
     redis_topo_init(&t, &u);
-    if (redis_redirect_parse(p, len, &u.host[0], &d) == 1) {
+    char *text = mem_strndup(p, len);
+    ASSERT(text);
+    if (redis_redirect_parse(text, &u.host[0], &d) == 1) {
         ASSERT(d.slot < REDIS_SLOTS && d.addr.host[0] && d.addr.port);
         ASSERT(redis_topo_set_slot(&t, d.slot, &d.addr) >= 0);
     }
-    redis_info_parse(p, len, &info);
+    redis_info_parse(text, &info);
+    mem_free(text);
     (void)redis_topo_check(&u, &info, &err);
     ASSERT(redis_slot(p, len) < REDIS_SLOTS);
     redisReader *reader = redisReaderCreate();

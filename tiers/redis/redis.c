@@ -60,20 +60,6 @@ void redis_rop_free(struct rop *r)
     mem_free(r);
 }
 
-int redis_format(int argc, const char **argv, char **ret, size_t *ret_len)
-{
-    char *text;
-    int n = redisFormatCommandArgv(&text, argc, argv, NULL);
-    if (n < 0) return -ENOMEM;
-    char *copy = mem_alloc((size_t)n);
-    if (copy) memcpy(copy, text, (size_t)n);
-    redisFreeCommand(text);
-    if (!copy) return -ENOMEM;
-    *ret = copy;
-    *ret_len = (size_t)n;
-    return 0;
-}
-
 int redis_submit(struct redis_tier *t, struct rop *r)
 {
     uint64_t one = 1;
@@ -257,7 +243,7 @@ static int redis_write(struct tier *tier, struct tier_op *op)
 
 static int redis_remove(struct tier *tier, const struct tier_key *k, bool also_pinned)
 {
-    redis_text(of(tier), k, TIER_DEMAND, 1, (const char *[]){"UNLINK"});
+    redis_text(of(tier), k, TIER_DEMAND, 2, (const char *[]){"UNLINK", NULL});
     return 1;
 }
 
@@ -278,9 +264,9 @@ static void redis_touch(struct tier *tier, const struct tier_key *k)
     char ttl[24];
     snprintf(ttl, sizeof ttl, "%llu", (unsigned long long)t->ttl_ms);
     if (t->ttl_ms)
-        redis_text(t, k, TIER_BEHIND, 2, (const char *[]){"PEXPIRE", ttl});
+        redis_text(t, k, TIER_BEHIND, 3, (const char *[]){"PEXPIRE", NULL, ttl});
     else
-        redis_text(t, k, TIER_BEHIND, 1, (const char *[]){"TOUCH"});
+        redis_text(t, k, TIER_BEHIND, 2, (const char *[]){"TOUCH", NULL});
 }
 
 static int redis_set_pinned(struct tier *tier, const struct tier_key *k, bool pinned)
@@ -331,17 +317,17 @@ static int redis_drain(struct tier *tier, uint64_t deadline_ns)
 
 /* ---- scan ---- */
 
-static int call_wait(struct redis_tier *t, int node, char *text, size_t len, struct call *k)
+static int call_wait(struct redis_tier *t, int node, struct buf *text, struct call *k)
 {
     struct rop *r = redis_rop_new(t, ROP_CALL, NULL, 0);
-    if (!r) {
-        mem_free(text);
-        return -ENOMEM;
-    }
+    if (!r) return -ENOMEM;
     r->call = k;
     r->node = node;
-    r->text = text;
-    r->text_len = len;
+    r->text = buf_take(text, &r->text_len);
+    if (!r->text) {
+        redis_rop_free(r);
+        return -ENOMEM;
+    }
     r->prio = TIER_BEHIND;
     r->deadline_ns = clock_ns() + SCAN_TIMEOUT_MS * 1000000ull;
     k->done = false;
@@ -394,13 +380,9 @@ static int visit_keys(struct redis_tier *t, int node, const redisReply *keys, ti
     for (size_t i = 0; i < keys->elements && s == 0; i++) {
         const redisReply *e = keys->element[i];
         if (e->type != REDIS_REPLY_STRING) s = -EBADMSG;
-        if (s == 0) s = buf_addf(&b, "*3\r\n$4\r\nHGET\r\n$%zu\r\n", (size_t)e->len);
-        if (s == 0) s = buf_add(&b, e->str, (size_t)e->len);
-        if (s == 0) s = buf_adds(&b, "\r\n$1\r\ni\r\n");
+        if (s == 0) s = redis_format(&b, 3, (const char *[]){"HGET", e->str, "i"});
     }
-    size_t len;
-    char *text = s == 0 ? buf_take(&b, &len) : NULL;
-    if (text) s = call_wait(t, node, text, len, &k);
+    if (s == 0) s = call_wait(t, node, &b, &k);
     for (unsigned i = 0; s == 0 && i < k.n_got; i++)
         s = visit_one(t, keys->element[i], k.reply[i], fn, ctx);
     call_fini(&k);
@@ -419,10 +401,10 @@ static int scan_node(struct redis_tier *t, int node, tier_visit_fn fn, void *ctx
         redisReply *reply[1];
         struct call k = {.reply = reply, .n = 1};
         const char *argv[] = {"SCAN", cursor, "MATCH", match, "COUNT", count};
-        char *text;
-        size_t len;
-        s = redis_format(6, argv, &text, &len);
-        if (s == 0) s = call_wait(t, node, text, len, &k);
+        struct buf text = BUF_INIT;
+        s = redis_format(&text, 6, argv);
+        if (s == 0) s = call_wait(t, node, &text, &k);
+        buf_fini(&text);
         const redisReply *r = k.n_got ? k.reply[0] : NULL;
         if (s == 0 &&
             (!r || r->type != REDIS_REPLY_ARRAY || r->elements != 2 ||

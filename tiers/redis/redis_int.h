@@ -158,15 +158,14 @@ struct rop *redis_rop_new(struct redis_tier *t, enum rop_kind kind, const struct
                           size_t extra);
 void redis_rop_free(struct rop *r);
 int redis_submit(struct redis_tier *t, struct rop *r);
-int redis_format(int argc, const char **argv, char **ret, size_t *ret_len); /* mem_free() */
-void redis_rop_end(struct redis_tier *t, struct rop *r, int status);        /* thread; frees */
+void redis_rop_end(struct redis_tier *t, struct rop *r, int status); /* thread; frees */
 
 /* redis_op.c */
 void redis_pump(struct redis_tier *t);   /* send whatever may go */
 void redis_expire(struct redis_tier *t); /* deadlines */
 void redis_fail_all(struct redis_tier *t, int status);
 bool redis_any_waiting(const struct redis_tier *t);
-/* One command about a key (argv without it) that is not waited for; may be lost. */
+/* One command about a key (its place is argv[1]) that is not waited for; may be lost. */
 void redis_text(struct redis_tier *t, const struct tier_key *k, enum tier_prio prio, int argc,
                 const char **argv);
 

@@ -11,6 +11,7 @@
 #include "tiers/redis/redis_int.h"
 
 #include "base/assert.h"
+#include "base/buf.h"
 
 #include <limits.h>
 #include <netinet/in.h>
@@ -178,18 +179,17 @@ static struct redis_conn *any_ready(struct node *n)
     return NULL;
 }
 
-static bool ask(struct redis_conn *c, const char *text,
+static bool ask(struct redis_conn *c, int argc, const char *const *argv,
                 void (*on_reply)(struct redis_cmd *, redisReply *),
                 void (*done)(struct redis_cmd *, int))
 {
     struct redis_cmd *cmd = c ? redis_conn_push(c) : NULL;
+    struct buf text = BUF_INIT;
     if (!cmd) return false;
-    size_t n = strlen(text);
-    ASSERT(n < sizeof cmd->head);
-    memcpy(cmd->head, text, n);
-    redis_cmd_out(cmd, cmd->head, n);
     cmd->on_reply = on_reply;
     cmd->done = done;
+    (void)redis_format(&text, argc, argv);
+    if (!redis_cmd_head(cmd, &text)) redis_conn_doom(c, -ENOMEM, NULL);
     return true;
 }
 
@@ -224,7 +224,7 @@ static void info_reply(struct redis_cmd *c, redisReply *r)
     struct node *n = c->conn->owner;
     struct redis_tier *t = n->t;
     if (r->type == REDIS_REPLY_STRING) {
-        redis_info_parse(r->str, (size_t)r->len, &n->info);
+        redis_info_parse(r->str, &n->info);
         n->info_known = true;
         if (t->url.mode != REDIS_SENTINEL && !t->mapped) check_server(n);
         if (t->url.mode == REDIS_SENTINEL && n->info.is_replica) redis_net_refresh(t);
@@ -266,10 +266,11 @@ static void ask_for_map(struct redis_tier *t)
 {
     if (t->mapped && !t->topo.cluster) t->want_map = false;
     if (!t->want_map || t->map_asked || t->now_ns < t->map_ns) return;
+    const char *slots[] = {"CLUSTER", "SLOTS"};
     for (unsigned k = 0; k < t->topo.n; k++) {
         struct node *n = t->node[t->map_from++ % t->topo.n];
         if (n && n->info_known && n->info.is_cluster &&
-            ask(any_ready(n), "CLUSTER SLOTS\r\n", slots_reply, slots_done)) {
+            ask(any_ready(n), 2, slots, slots_reply, slots_done)) {
             t->map_asked = true;
             return;
         }
@@ -310,21 +311,10 @@ static void watch_done(struct redis_cmd *c, int status)
 static void watch_ready(struct redis_conn *c)
 {
     struct redis_tier *t = c->owner;
-    const char *argv[] = {"SENTINEL", "get-master-addr-by-name", t->url.master};
-    struct redis_cmd *cmd = redis_conn_push(c);
-    char *text;
-    size_t n;
-    ASSERT(cmd);
-    cmd->on_reply = master_reply;
-    cmd->done = watch_done;
-    if (redis_format(3, argv, &text, &n) < 0 || n > sizeof cmd->head) {
-        redis_conn_doom(c, -ENOMEM, NULL);
-        return;
-    }
-    memcpy(cmd->head, text, n);
-    redis_cmd_out(cmd, cmd->head, n);
-    mem_free(text);
-    if (ask(c, "SUBSCRIBE +switch-master\r\n", switch_reply, watch_done))
+    const char *master[] = {"SENTINEL", "get-master-addr-by-name", t->url.master};
+    const char *changes[] = {"SUBSCRIBE", "+switch-master"};
+    (void)ask(c, 3, master, master_reply, watch_done); /* nothing is under way on it */
+    if (ask(c, 2, changes, switch_reply, watch_done))
         c->ring[(c->hi - 1) % REDIS_RING].n_replies = UINT_MAX;
 }
 
@@ -468,7 +458,7 @@ static void node_tick(struct node *n)
     time_out(n);
     if (needed(n)) connect_node(n);
     if (!n->info_asked && n->t->now_ns >= n->info_ns && needed(n))
-        n->info_asked = ask(any_ready(n), "INFO\r\n", info_reply, info_done);
+        n->info_asked = ask(any_ready(n), 1, (const char *[]){"INFO"}, info_reply, info_done);
 }
 
 static void reap_node(struct node *n)

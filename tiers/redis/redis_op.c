@@ -13,6 +13,7 @@
 #include "tiers/redis/redis_int.h"
 
 #include "base/assert.h"
+#include "base/buf.h"
 #include "base/clock.h"
 
 #include <limits.h>
@@ -217,23 +218,19 @@ void redis_text(struct redis_tier *t, const struct tier_key *k, enum tier_prio p
                 const char **argv)
 {
     struct rop *r = redis_rop_new(t, ROP_TEXT, k, 0);
-    const char **v = r ? mem_alloc(((size_t)argc + 1) * sizeof *v) : NULL;
-    int s = -ENOMEM;
-    if (v) {
-        v[0] = argv[0];
-        v[1] = r->rkey;
-        memcpy(v + 2, argv + 1, ((size_t)argc - 1) * sizeof *v);
-        s = redis_format(argc + 1, v, &r->text, &r->text_len);
-        r->removes = strcmp(argv[0], "UNLINK") == 0;
-        r->prio = r->removes ? TIER_DEMAND : prio;
-    }
-    mem_free(v);
-    if (s < 0 || redis_submit(t, r) < 0) redis_rop_free(r);
+    struct buf text = BUF_INIT;
+    if (!r) return;
+    argv[1] = r->rkey;
+    r->removes = strcmp(argv[0], "UNLINK") == 0;
+    r->prio = r->removes ? TIER_DEMAND : prio;
+    if (redis_format(&text, argc, argv) == 0) r->text = buf_take(&text, &r->text_len);
+    if (!r->text || redis_submit(t, r) < 0) redis_rop_free(r);
+    buf_fini(&text);
 }
 
 static void drop_record(struct redis_tier *t, const struct tier_key *k)
 {
-    redis_text(t, k, TIER_DEMAND, 1, (const char *[]){"UNLINK"});
+    redis_text(t, k, TIER_DEMAND, 2, (const char *[]){"UNLINK", NULL});
 }
 
 /* Fields of a generation that no reader asks for. */
@@ -241,15 +238,15 @@ static void drop_fields(struct redis_tier *t, const struct tier_key *k, uint64_t
                         uint32_t n_parts)
 {
     if (n_parts < 2) return;
-    const char **v = mem_alloc(n_parts * (sizeof *v + REDIS_FIELD_MAX));
+    const char **v = mem_alloc((n_parts + 1) * (sizeof *v + REDIS_FIELD_MAX));
     if (!v) return;
-    char *field = (char *)(v + n_parts);
+    char *field = (char *)(v + n_parts + 1);
     v[0] = "HDEL";
     for (uint32_t p = 1; p < n_parts; p++) {
         redis_field_name(field + p * REDIS_FIELD_MAX, gen, p);
-        v[p] = field + p * REDIS_FIELD_MAX;
+        v[p + 1] = field + p * REDIS_FIELD_MAX;
     }
-    redis_text(t, k, TIER_BEHIND, (int)n_parts, v);
+    redis_text(t, k, TIER_BEHIND, (int)n_parts + 1, v);
     mem_free(v);
 }
 
@@ -274,7 +271,7 @@ static void refused(struct redis_tier *t, struct rop *r, struct node *n, struct 
                     const char *text)
 {
     struct redis_redirect d;
-    int is = redis_redirect_parse(text, strlen(text), &t->topo.ep[n->index].addr, &d);
+    int is = redis_redirect_parse(text, &t->topo.ep[n->index].addr, &d);
     if (is == 1 && r->kind != ROP_CALL) {
         struct node *to = redis_node_at(t, &d.addr);
         if (!d.ask) {
