@@ -36,7 +36,6 @@ static void store_free(struct store *s)
     pool_fini(&s->pool);
     evict_destroy(s->order);
     ghost_fini(&s->ghosts);
-    mem_free(s->quota);
     mem_free(s->tier);
     for (int i = 0; i < SHARDS; i++)
         key_map_fini(&s->shard[i].index);

@@ -261,39 +261,17 @@ int store_set_policy(struct store *s, const char *tier, enum evict_policy p)
     return r;
 }
 
-/* m held. The table of caps comes with the first one, and what is here by then is charged. */
-static int quota_table(struct store *s)
-{
-    if (s->quota) return 0;
-    uint64_t bytes = sizeof *s->quota;
-    while (s->stats.used_bytes + bytes > s->stats.budget_bytes)
-        if (!evict_one(s, NULL, NULL)) return -ENOSPC;
-    s->quota = mem_zalloc(bytes);
-    if (!s->quota) return -ENOMEM;
-    s->fixed_bytes += bytes;
-    s->stats.used_bytes += bytes;
-    for (struct entry_link *l = s->all.next; l != &s->all; l = l->next) {
-        struct entry *e = LINK_ENTRY(l, all);
-        if (!e->ns_known) continue;
-        quota_charge(s->quota, e->desc.ns_hash, e->cost.all_bytes);
-        e->cost.quota_bytes = e->cost.all_bytes;
-    }
-    return 0;
-}
-
+/* m held. */
 static int quota_ram(struct store *s, uint64_t ns_hash, uint64_t cap_bytes)
 {
     uint64_t used = 0;
-    if (!s->quota && cap_bytes == 0) return 0;
-    int r = quota_table(s);
-    if (r < 0) return r;
     for (struct entry_link *l = s->all.next; l != &s->all; l = l->next) {
         const struct entry *e = LINK_ENTRY(l, all);
         if (e->ns_known && e->desc.ns_hash == ns_hash) used += e->cost.quota_bytes;
     }
-    r = quota_set(s->quota, ns_hash, cap_bytes, used);
+    int r = quota_set(&s->quota, ns_hash, cap_bytes, used);
     if (r < 0) return r;
-    while (quota_over(s->quota, ns_hash, 0) > 0 && evict_one(s, NULL, &ns_hash)) {
+    while (quota_over(&s->quota, ns_hash, 0) > 0 && evict_one(s, NULL, &ns_hash)) {
     }
     return 0; /* what is held goes over the cap no further: it counts, and lets nothing in */
 }

@@ -90,8 +90,7 @@ static void entry_reap(struct store *s, struct entry *e)
         if (e->part[i]) pool_free(&s->pool, e->part[i], record_part_bytes(&e->layout, i));
     ASSERT(s->stats.used_bytes >= e->cost.all_bytes);
     s->stats.used_bytes -= e->cost.all_bytes;
-    if (s->quota && e->cost.quota_bytes)
-        quota_refund(s->quota, e->desc.ns_hash, e->cost.quota_bytes);
+    if (e->cost.quota_bytes) quota_refund(&s->quota, e->desc.ns_hash, e->cost.quota_bytes);
     for (int i = 0; i < RECORD_SCORE_COUNT; i++)
         mem_free(e->scores_later[i].score);
     mem_free(e);
@@ -113,8 +112,8 @@ void parts_free(struct store *s, struct entry *e)
     e->cost.all_bytes -= bytes;
     held_update(sh, e);
     pthread_mutex_unlock(&sh->m);
-    if (!s->quota || !e->ns_known) return;
-    quota_refund(s->quota, e->desc.ns_hash, e->cost.quota_bytes - e->cost.all_bytes);
+    if (!e->ns_known) return;
+    quota_refund(&s->quota, e->desc.ns_hash, e->cost.quota_bytes - e->cost.all_bytes);
     e->cost.quota_bytes = e->cost.all_bytes;
 }
 
@@ -337,8 +336,8 @@ static bool room_possible(struct store *s, uint64_t parts, uint64_t meta)
 /* m held. The namespace's cap: its own records make way. */
 static int quota_room(struct store *s, const struct entry *e, uint64_t bytes)
 {
-    if (!s->quota || !e->ns_known) return 0;
-    for (uint64_t over; (over = quota_over(s->quota, e->desc.ns_hash, bytes)) > 0;)
+    if (!e->ns_known) return 0;
+    for (uint64_t over; (over = quota_over(&s->quota, e->desc.ns_hash, bytes)) > 0;)
         if (over == UINT64_MAX || !evict_one(s, &e->desc.key, &e->desc.ns_hash)) return -ENOSPC;
     return 0;
 }
@@ -353,8 +352,8 @@ static void entry_charge(struct store *s, struct entry *e, uint64_t bytes)
     e->cost.all_bytes += bytes;
     held_update(sh, e);
     pthread_mutex_unlock(&sh->m);
-    if (s->quota && e->ns_known) {
-        quota_charge(s->quota, e->desc.ns_hash, e->cost.all_bytes - e->cost.quota_bytes);
+    if (e->ns_known) {
+        quota_charge(&s->quota, e->desc.ns_hash, e->cost.all_bytes - e->cost.quota_bytes);
         e->cost.quota_bytes = e->cost.all_bytes;
     }
 }

@@ -109,7 +109,7 @@ struct store {
     struct pool pool;
     struct evict *order;
     struct ghost_table ghosts;
-    struct quota *quota; /* NULL until a namespace has a cap */
+    struct quota quota;
     struct ttls ttl;
     uint64_t fixed_bytes;
     double pin_share_max; /* of RAM that administrators may pin; tests say more */

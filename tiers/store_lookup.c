@@ -6,7 +6,7 @@
  * sleeps on its shard's condition, which a part's arrival signals. What was checked is trusted for
  * a second: after that a record in RAM is checked anew when it is used, so that memory that rots is
  * found out at a cost that does not grow with the number of hits. */
-#include "tiers/store_direct.h"
+#include "tiers/gpu/gpu.h"
 #include "tiers/store_load.h"
 #include "tiers/store_side.h"
 
@@ -129,6 +129,73 @@ static enum lookup lookup_tiers(struct store *s, const struct store_ask *a, stru
     (void)load_start(s, e); /* if it has ended by now, settling says so */
     return LOOKUP_PENDING;
 }
+
+/* ---- records that are read where they lie ---- */
+
+/* On a device, by kernels, without a copy in RAM. The direct tier is asked first. Its header is in
+ * host memory, so identity and token ids are verified as in RAM; the groups were when they went
+ * there. The copy in RAM, if there is one, is told of the use: what is hot stays there as well, and
+ * serves on when running sequences want the device's memory. */
+static bool is_asked(struct store *s, const struct store_ask *a, struct tier_gpu_pin *g,
+                     struct record_view *v)
+{
+    if (record_open(tier_gpu_header(g), tier_gpu_layout(g)->header_bytes, v) < 0) {
+        (void)s->direct->ops->remove(s->direct, &a->key, true);
+        return false;
+    }
+    return v->desc.ident_hash == s->ident_hash && v->desc.n_tokens == a->n &&
+           memcmp(v->tok, a->tok, 4 * a->n) == 0;
+}
+
+/* No lock held. 1: the pin has it, verified; 0 not there. */
+static int direct_lookup(struct store *s, const struct store_ask *a, struct store_pin *p)
+{
+    struct tier_gpu_pin *g = NULL;
+    struct record_view v;
+    if (!s->direct || tier_gpu_pin(s->direct, &a->key, &g) != 1) return 0;
+    if (!is_asked(s, a, g, &v)) {
+        tier_gpu_unpin(g);
+        return 0;
+    }
+    p->there = g;
+    p->s = s;
+    p->key = a->key;
+    p->dtype = v.desc.dtype;
+    p->from = 0;
+    pthread_mutex_lock(&s->m);
+    s->tier[0].hits++;
+    s->tier[0].hit_bytes += v.layout.record_bytes;
+    pthread_mutex_unlock(&s->m);
+    struct shard *sh = shard_of(s, &a->key);
+    pthread_mutex_lock(&sh->m);
+    sh->hits++;
+    pthread_mutex_unlock(&sh->m);
+    return 1;
+}
+
+/* The copy in RAM counts as used, once a second at most, as if it had been. */
+static void keep_warm(struct store *s, const struct tier_key *k)
+{
+    struct shard *sh = shard_of(s, k);
+    const uint64_t now = clock_ns();
+    pthread_mutex_lock(&sh->m);
+    struct entry *e = shard_find(sh, k);
+    if (!e || e->state != ENTRY_READY || now - e->touched_ns < s->touch_every_ns) {
+        pthread_mutex_unlock(&sh->m);
+        return;
+    }
+    e->touched_ns = now;
+    e->used_s = clock_wall_s();
+    e->refs++;
+    held_update(sh, e);
+    pthread_mutex_unlock(&sh->m);
+    pthread_mutex_lock(&s->m);
+    if (e->place == PLACE_ORDER) evict_hit(s->order, &e->node);
+    pthread_mutex_unlock(&s->m);
+    entry_unref(s, e);
+}
+
+/* ---- asking and settling ---- */
 
 static int count_miss(struct store *s, const struct tier_key *k, enum store_miss why,
                       enum store_miss *ret_why)
@@ -318,9 +385,16 @@ static bool fall_back(struct store_pin *p)
 int store_pin_layer(struct store_pin *p, unsigned layer, const void **ret_k, const void **ret_v)
 {
     if (p->there) {
-        int r = direct_layer(p, layer, ret_k, ret_v);
+        const struct record_layout *l = tier_gpu_layout(p->there);
+        void *group;
+        if (layer < 1 || layer > l->n_groups) return -EINVAL;
+        int r = tier_gpu_group(p->there, layer - 1, &group);
+        if (r == 0) {
+            *ret_k = group;
+            *ret_v = (uint8_t *)group + l->group_bytes / 2;
+        }
         if (r != -ECANCELED) return r;
-        if (!fall_back(p)) return -EIO;
+        if (!fall_back(p)) return -EIO; /* it had to make way */
     }
     struct entry *e = p->e;
     if (layer < 1 || layer > e->layout.n_groups) return -EINVAL;
@@ -367,7 +441,7 @@ const char *store_pin_tier(const struct store_pin *p)
 
 bool store_pin_scored(const struct store_pin *p, enum record_score kind)
 {
-    if (p->there) return direct_scored(p, kind);
+    if (p->there) return tier_gpu_scored(p->there, kind);
     struct entry *e = p->e;
     struct shard *sh = shard_of(e->store, &e->desc.key);
     pthread_mutex_lock(&sh->m);
@@ -378,11 +452,14 @@ bool store_pin_scored(const struct store_pin *p, enum record_score kind)
 
 int store_pin_scores(struct store_pin *p, enum record_score kind, float *ret)
 {
-    if (p->there) return direct_scores(p, kind, ret);
+    uint64_t want = 0;
+    uint32_t n = (uint32_t)p->n;
+    if (p->there)
+        return tier_gpu_scores(p->there, kind, n, ret, &want) == 1 &&
+               record_score_hash(kind, ret, n) == want;
     struct entry *e = p->e;
     struct store *s = e->store;
     struct shard *sh = shard_of(s, &e->desc.key);
-    uint64_t want = 0;
     pthread_mutex_lock(&sh->m);
     int r = record_get_scores(e->part[0], &e->layout, kind, e->desc.n_tokens, ret, &want);
     pthread_mutex_unlock(&sh->m);
@@ -411,7 +488,8 @@ uint64_t store_pin_missing(const struct store_pin *p)
 static void pin_end(struct store_pin *p, bool unwanted)
 {
     if (p->there) {
-        direct_end(p);
+        tier_gpu_unpin(p->there);
+        keep_warm(p->s, &p->key);
         mem_free(p);
         return;
     }

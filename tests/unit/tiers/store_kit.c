@@ -177,9 +177,9 @@ void kit_empty(struct store *s)
     for (size_t i = 0; i < s->n_tiers; i++)
         loading += s->tier[i].inflight_bytes;
     uint64_t left = s->leaving_bytes + s->n_queued + s->n_writes + s->stats.pinned_bytes;
-    uint64_t charged = s->quota ? s->quota->rest_bytes : 0;
-    for (size_t i = 0; s->quota && i < 2 * QUOTA_NAMESPACES_MAX; i++)
-        charged += s->quota->cell[i].used_bytes;
+    uint64_t charged = s->quota.rest_bytes;
+    for (size_t i = 0; i < 2 * QUOTA_NAMESPACES_MAX; i++)
+        charged += s->quota.cell[i].used_bytes;
     pthread_mutex_unlock(&s->m);
     ASSERT_EQ(held, 0);
     ASSERT_EQ(loading, 0);

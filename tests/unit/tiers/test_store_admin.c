@@ -24,9 +24,9 @@ static int has(struct mock *m, int chunk)
 static uint64_t ns_bytes(struct store *s, const char *ns)
 {
     pthread_mutex_lock(&s->m);
-    uint64_t hash = record_ns_hash(ns), n = s->quota ? s->quota->rest_bytes : 0;
-    for (size_t i = 0; s->quota && i < sizeof s->quota->cell / sizeof *s->quota->cell; i++) {
-        const struct quota_cell *c = &s->quota->cell[i];
+    uint64_t hash = record_ns_hash(ns), n = s->quota.rest_bytes;
+    for (size_t i = 0; i < sizeof s->quota.cell / sizeof *s->quota.cell; i++) {
+        const struct quota_cell *c = &s->quota.cell[i];
         if (c->cap_bytes && c->ns_hash == hash) n = c->used_bytes;
     }
     pthread_mutex_unlock(&s->m);
