@@ -37,20 +37,16 @@ struct api_part { /* bytes [begin, end) of the message's joined text */
     size_t begin, end;
     enum api_part_kind kind;
 };
-struct api_msg {
-    const char *role;
-    const char *text; /* parts joined by "\n" */
-    size_t len;
-    struct api_part *part; /* n_part == 0: content was one string */
-    size_t n_part;
-};
 struct api_ids {
     int32_t *id;
     size_t n;
 };
-struct api_prompt {   /* /v1/completions */
-    const char *text; /* NULL: token ids */
+struct api_msg {      /* of a chat; of /v1/completions each prompt is one */
+    const char *role; /* NULL: a prompt */
+    const char *text; /* parts joined by "\n"; NULL: a prompt of token ids */
     size_t len;
+    struct api_part *part; /* n_part == 0: content was one string */
+    size_t n_part;
     struct api_ids ids;
 };
 struct api_doc {
@@ -79,15 +75,13 @@ struct api_req {
     const char *model; /* NULL = not named */
     struct api_msg *msg;
     size_t n_msg;
-    struct api_prompt *prompt;
-    size_t n_prompt;
     struct api_doc *doc;
     size_t n_doc;
     struct api_settings kv; /* the `kvblend` object */
     bool stream, include_usage, echo, ignore_eos;
     bool add_generation_prompt; /* default true */
-    unsigned n;
-    int64_t max_tokens; /* -1 = not given */
+    unsigned n, best_of;
+    int32_t max_tokens; /* -1 = not given */
     uint32_t min_tokens;
     bool logprobs; /* n_logprobs in sampling */
     bool has_seed;
@@ -108,9 +102,11 @@ int api_parse(const char *body, size_t len, bool chat, const struct api_limits *
 void api_req_fini(struct api_req *r);
 /* Parse any JSON object body within the depth limit; the caller json_decref()s. */
 int api_load_object(const char *body, size_t len, json_t **ret, struct api_err *e);
-/* messages[] of a body into r (arena must be initialised). */
-int api_parse_messages(struct api_req *r, const json_t *messages, struct api_err *e);
-int api_parse_documents(struct api_req *r, const json_t *docs, struct api_err *e);
-int api_parse_kvblend(struct api_req *r, const json_t *o, struct api_err *e);
+/* NULL: it is absent or null, which means the same. */
+const json_t *api_field(const json_t *o, const char *name);
+/* What r->root has of each, into r (its arena must be initialised). */
+int api_parse_messages(struct api_req *r, struct api_err *e);
+int api_parse_documents(struct api_req *r, struct api_err *e);
+int api_parse_kvblend(struct api_req *r, struct api_err *e);
 
 #endif

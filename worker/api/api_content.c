@@ -1,6 +1,7 @@
 /* The parts of a request that carry text: messages, content parts, documents, and the `kvblend`
  * object. Parts of one message are joined by "\n", as vLLM and llama.cpp do, and their places in
  * the joined text are kept, because each is a chunk by its sender's own word. */
+#include "base/buf.h"
 #include "base/opt.h"
 #include "base/opt_removed.h"
 #include "worker/api/api.h"
@@ -60,32 +61,27 @@ static int read_part(const json_t *p, const char *where, const char **ret, size_
 static int join_parts(struct api_req *r, const json_t *list, const char *where, struct api_msg *m,
                       struct api_err *e)
 {
-    size_t n = json_array_size(list), total = 0;
-    const char *text;
-    size_t len;
-    char *joined;
+    struct buf joined = BUF_INIT;
+    const char *text = "";
+    size_t len = 0;
+    int rc = 0;
 
-    m->part = arena_alloc(&r->arena, (n + 1) * sizeof *m->part);
+    m->n_part = json_array_size(list);
+    m->part = arena_alloc(&r->arena, (m->n_part + 1) * sizeof *m->part);
     if (!m->part) return api_no_memory(e);
-    for (size_t i = 0; i < n; i++) {
-        int rc = read_part(json_array_get(list, i), where, &text, &len, &m->part[i].kind, e);
-        if (rc < 0) return rc;
-        m->part[i].begin = total + (i > 0);
-        m->part[i].end = m->part[i].begin + len;
-        total = m->part[i].end;
+    for (size_t i = 0; rc >= 0 && i < m->n_part; i++) {
+        rc = read_part(json_array_get(list, i), where, &text, &len, &m->part[i].kind, e);
+        if (rc < 0) break;
+        if (i > 0) buf_addc(&joined, '\n');
+        m->part[i].begin = joined.len;
+        buf_add(&joined, text, len);
+        m->part[i].end = joined.len;
     }
-    joined = arena_alloc(&r->arena, total + 1);
-    if (!joined) return api_no_memory(e);
-    for (size_t i = 0; i < n; i++) {
-        enum api_part_kind kind;
-        if (read_part(json_array_get(list, i), where, &text, &len, &kind, e) < 0) return -EINVAL;
-        memcpy(joined + m->part[i].begin, text, len);
-        if (i > 0) joined[m->part[i].begin - 1] = '\n';
-    }
-    m->text = joined;
-    m->len = total;
-    m->n_part = n;
-    return 0;
+    m->len = joined.len;
+    if (rc >= 0 && buf_status(&joined) >= 0 && buf_cstr(&joined))
+        m->text = arena_strndup(&r->arena, buf_cstr(&joined), m->len);
+    buf_fini(&joined);
+    return rc < 0 ? rc : m->text ? 0 : api_no_memory(e);
 }
 
 static int parse_message(struct api_req *r, const json_t *v, size_t i, struct api_msg *m,
@@ -131,10 +127,14 @@ static int parse_message(struct api_req *r, const json_t *v, size_t i, struct ap
     return 0;
 }
 
-int api_parse_messages(struct api_req *r, const json_t *v, struct api_err *e)
+int api_parse_messages(struct api_req *r, struct api_err *e)
 {
+    const json_t *v = api_field(r->root, "messages");
     size_t n = json_array_size(v);
 
+    if (!v)
+        return api_err_set(e, API_MISSING_PARAMETER, "messages",
+                           "Missing required parameter: 'messages'.");
     if (!json_is_array(v))
         return api_err_set(e, API_INVALID_TYPE, "messages",
                            "Invalid type for 'messages': expected an array of objects.");
@@ -166,9 +166,11 @@ static void string_of(const json_t *o, const char *name, const char **ret, size_
     *ret_len = json_string_length(v);
 }
 
-int api_parse_documents(struct api_req *r, const json_t *v, struct api_err *e)
+int api_parse_documents(struct api_req *r, struct api_err *e)
 {
-    if (!v || json_is_null(v)) return 0;
+    const json_t *v = api_field(r->root, "documents");
+
+    if (!v) return 0;
     if (!json_is_array(v))
         return api_err_set(e, API_INVALID_TYPE, "documents",
                            "Invalid type for 'documents': expected an array.");
@@ -197,13 +199,6 @@ int api_parse_documents(struct api_req *r, const json_t *v, struct api_err *e)
 }
 
 /* ---- the kvblend object ---- */
-static size_t text_len(const struct api_req *r, size_t i, bool *ret_ok)
-{
-    *ret_ok = i < (r->chat ? r->n_msg : r->n_prompt);
-    if (!*ret_ok) return 0;
-    return r->chat ? r->msg[i].len : r->prompt[i].text ? r->prompt[i].len : 0;
-}
-
 static int parse_ranges(struct api_req *r, const json_t *v, struct api_err *e)
 {
     size_t n = json_array_size(v);
@@ -217,8 +212,8 @@ static int parse_ranges(struct api_req *r, const json_t *v, struct api_err *e)
                      *t = json_object_get(s, "end");
         json_int_t im = m ? json_integer_value(m) : 0, ib = json_integer_value(b),
                    it = json_integer_value(t);
-        bool ok = im >= 0;
-        size_t len = ok ? text_len(r, (size_t)im, &ok) : 0;
+        bool ok = im >= 0 && (size_t)im < r->n_msg;
+        size_t len = ok ? r->msg[im].len : 0;
         if (!json_is_object(s) || (m && !json_is_integer(m)) || !json_is_integer(b) ||
             !json_is_integer(t))
             return bad_value(e, "kvblend.segments",
@@ -241,102 +236,125 @@ static int removed(struct api_err *e, const char *param, const char *value, cons
                        value ? value : "", instead);
 }
 
-static int parse_kv_scalars(struct api_req *r, const json_t *o, struct api_err *e)
-{
-    struct api_settings *k = &r->kv;
-    const json_t *v;
+enum kv_kind {
+    KV_ELSEWHERE, /* segments have a shape of their own, priority is the gateway's */
+    KV_MODE,
+    KV_STRATEGY,
+    KV_SHARE,
+    KV_MS,
+    KV_BOOL,
+    KV_STRING
+};
+static const char *const kv_wanted[] = {
+    [KV_MODE] = "expected auto, full, prefix, reuse or blend",
+    [KV_STRATEGY] = "expected full, prefix, reuse, hkvd, sink, query, qs or side",
+    [KV_SHARE] = "a number from 0 to 1 is expected",
+    [KV_MS] = "a number of milliseconds above 0 is expected",
+    [KV_BOOL] = "a boolean is expected",
+    [KV_STRING] = "a string is expected"};
+#define K(m) offsetof(struct api_settings, m)
+static const struct kv_field {
+    const char *name;
+    enum kv_kind kind;
+    size_t off; /* in api_settings */
+} kv_fields[] = {{"mode", KV_MODE, K(mode)},
+                 {"strategy", KV_STRATEGY, K(strategy)},
+                 {"ratio", KV_SHARE, K(ratio)},
+                 {"min_ratio", KV_SHARE, K(min_ratio)},
+                 {"max_ttft_ms", KV_MS, K(max_ttft_ms)},
+                 {"priority", KV_ELSEWHERE, 0},
+                 {"explain", KV_BOOL, K(explain)},
+                 {"namespace", KV_STRING, K(ns)},
+                 {"segments", KV_ELSEWHERE, 0},
+                 {"separator", KV_STRING, K(separator)},
+                 {"store", KV_BOOL, K(store)}};
+#undef K
 
-    if ((v = json_object_get(o, "mode")) && !json_is_null(v) &&
-        (!json_is_string(v) || !api_mode_parse(json_string_value(v), &k->mode)))
-        return bad_value(e, "kvblend.mode", "expected auto, full, prefix, reuse or blend");
-    if ((v = json_object_get(o, "strategy")) && !json_is_null(v)) {
-        const char *gone = json_is_string(v) ? opt_removed("strategy", json_string_value(v)) : NULL;
-        if (gone) return removed(e, "kvblend.strategy", json_string_value(v), gone);
-        if (!json_is_string(v) || !pol_strategy_parse(json_string_value(v), &k->strategy))
-            return bad_value(e, "kvblend.strategy",
-                             "expected full, prefix, reuse, hkvd, sink, query, qs or side");
+/* False: it is none of that kind, and the request is refused. */
+static bool kv_read(enum kv_kind kind, const json_t *v, void *to)
+{
+    const char *s = json_string_value(v);
+    const double x = json_number_value(v);
+
+    switch (kind) {
+    case KV_MODE:
+        return s && api_mode_parse(s, to);
+    case KV_STRATEGY:
+        return s && pol_strategy_parse(s, to);
+    case KV_SHARE:
+    case KV_MS:
+        *(double *)to = x;
+        return json_is_number(v) &&
+               (kind == KV_SHARE ? x >= 0 && x <= 1 : x > 0 && x <= API_TTFT_MS_MAX);
+    case KV_BOOL:
+        *(bool *)to = json_is_true(v);
+        return json_is_boolean(v);
+    case KV_STRING:
+        *(const char **)to = s;
+        return s != NULL;
+    default:
+        return true;
     }
-    const struct {
-        const char *name, *param;
-        double *value;
-    } share[] = {{"ratio", "kvblend.ratio", &k->ratio},
-                 {"min_ratio", "kvblend.min_ratio", &k->min_ratio}};
-    for (size_t i = 0; i < sizeof share / sizeof *share; i++) {
-        *share[i].value = -1;
-        if (!(v = json_object_get(o, share[i].name)) || json_is_null(v)) continue;
-        if (!json_is_number(v) || !(json_number_value(v) >= 0) || json_number_value(v) > 1)
-            return bad_value(e, share[i].param, "a number from 0 to 1 is expected");
-        *share[i].value = json_number_value(v);
-    }
-    v = json_object_get(o, "max_ttft_ms");
-    if (!v || json_is_null(v)) return 0;
-    if (!json_is_number(v) || !(json_number_value(v) > 0) || json_number_value(v) > API_TTFT_MS_MAX)
-        return bad_value(e, "kvblend.max_ttft_ms", "a number of milliseconds above 0 is expected");
-    k->max_ttft_ms = json_number_value(v);
-    return 0;
 }
 
-/* A misspelt field would be ignored: name it, and the field that it may have meant. `priority` is
- * the gateway's. */
-static int only_known(const json_t *o, struct api_err *e)
+/* A misspelt field would be ignored: name it, and the field that it may have meant. */
+static int unknown_field(struct api_err *e, const char *param, const char *near)
 {
-    static const char *const known[] = {"mode",        "strategy",  "ratio",   "min_ratio",
-                                        "max_ttft_ms", "priority",  "explain", "namespace",
-                                        "segments",    "separator", "store"};
-    enum { N = sizeof known / sizeof *known };
+    char hint[64] = ".";
+
+    if (near) (void)snprintf(hint, sizeof hint, "; did you mean 'kvblend.%s'?", near);
+    return api_err_set(e, API_UNKNOWN_PARAMETER, param, "Unknown parameter: '%s'%s", param, hint);
+}
+
+static int parse_kv_field(struct api_settings *k, const char *name, const json_t *v,
+                          struct api_err *e)
+{
+    const struct kv_field *near = NULL;
+    size_t best = strlen(name) / 2 + 1;
+    char param[64];
+
+    (void)snprintf(param, sizeof param, "kvblend.%.40s", name);
+    for (size_t i = 0; i < sizeof kv_fields / sizeof *kv_fields; i++)
+        if (opt_is_nearer(name, kv_fields[i].name, &best)) near = &kv_fields[i];
+    if (!near || strcmp(name, near->name) != 0) {
+        const char *gone = opt_removed(param, NULL);
+        if (gone && json_is_null(v)) return 0; /* as good as not said */
+        return gone ? removed(e, param, NULL, gone)
+                    : unknown_field(e, param, near ? near->name : NULL);
+    }
+    if (json_is_null(v)) return 0;
+    if (near->kind == KV_STRATEGY && json_is_string(v)) {
+        const char *gone = opt_removed("strategy", json_string_value(v));
+        if (gone) return removed(e, param, json_string_value(v), gone);
+    }
+    return kv_read(near->kind, v, (char *)k + near->off)
+               ? 0
+               : bad_value(e, param, kv_wanted[near->kind]);
+}
+
+int api_parse_kvblend(struct api_req *r, struct api_err *e)
+{
+    const json_t *o = api_field(r->root, "kvblend");
+    struct api_settings *k = &r->kv;
     const char *name;
     json_t *v;
 
+    *k = (struct api_settings){.mode = POL_AUTO,
+                               .strategy = POL_AUTO,
+                               .store = true,
+                               .ratio = -1,
+                               .min_ratio = -1,
+                               .max_ttft_ms = -1,
+                               /* vLLM's name for a namespace */
+                               .ns = json_string_value(json_object_get(r->root, "cache_salt"))};
+    if (!o) return 0;
+    if (!json_is_object(o)) return bad_value(e, "kvblend", "an object is expected");
     json_object_foreach((json_t *)o, name, v)
     {
-        size_t best = strlen(name) / 2 + 1;
-        const char *near = NULL;
-        for (size_t i = 0; i < N; i++)
-            if (opt_is_nearer(name, known[i], &best)) near = known[i];
-        if (near && strcmp(name, near) == 0) continue;
-        char param[64], hint[64] = "";
-        (void)snprintf(param, sizeof param, "kvblend.%.40s", name);
-        const char *gone = opt_removed(param, NULL);
-        if (gone && json_is_null(v)) continue; /* as good as not said */
-        if (gone) return removed(e, param, NULL, gone);
-        if (near) (void)snprintf(hint, sizeof hint, "; did you mean 'kvblend.%s'?", near);
-        return api_err_set(e, API_UNKNOWN_PARAMETER, param, "Unknown parameter: '%s'%s", param,
-                           hint[0] ? hint : ".");
+        int rc = parse_kv_field(k, name, v, e);
+        if (rc < 0) return rc;
     }
-    return 0;
-}
-
-int api_parse_kvblend(struct api_req *r, const json_t *o, struct api_err *e)
-{
-    struct api_settings *k = &r->kv;
-    const json_t *v;
-    int rc;
-
-    k->store = true;
-    k->mode = k->strategy = POL_AUTO;
-    k->ratio = k->min_ratio = k->max_ttft_ms = -1;
-    v = json_object_get(r->root, "cache_salt"); /* vLLM's name for a namespace */
-    if (json_is_string(v)) k->ns = json_string_value(v);
-    if (!o || json_is_null(o)) return 0;
-    if (!json_is_object(o)) return bad_value(e, "kvblend", "an object is expected");
-    if ((rc = only_known(o, e)) < 0) return rc;
-    if ((rc = parse_kv_scalars(r, o, e)) < 0) return rc;
-    if ((v = json_object_get(o, "explain")) && !json_is_null(v)) {
-        if (!json_is_boolean(v)) return bad_value(e, "kvblend.explain", "a boolean is expected");
-        k->explain = json_is_true(v);
-    }
-    if ((v = json_object_get(o, "store")) && !json_is_null(v)) {
-        if (!json_is_boolean(v)) return bad_value(e, "kvblend.store", "a boolean is expected");
-        k->store = json_is_true(v);
-    }
-    if ((v = json_object_get(o, "namespace")) && !json_is_null(v)) {
-        if (!json_is_string(v)) return bad_value(e, "kvblend.namespace", "a string is expected");
-        k->ns = json_string_value(v);
-    }
-    if ((v = json_object_get(o, "separator")) && !json_is_null(v)) {
-        if (!json_is_string(v)) return bad_value(e, "kvblend.separator", "a string is expected");
-        if (json_string_length(v) > 0) k->separator = json_string_value(v);
-    }
-    v = json_object_get(o, "segments");
-    return v && !json_is_null(v) ? parse_ranges(r, v, e) : 0;
+    if (k->separator && !*k->separator) k->separator = NULL;
+    o = api_field(o, "segments");
+    return o ? parse_ranges(r, o, e) : 0;
 }

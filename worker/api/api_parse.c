@@ -33,108 +33,97 @@ int api_load_object(const char *body, size_t len, json_t **ret, struct api_err *
     return 0;
 }
 
+const json_t *api_field(const json_t *o, const char *name)
+{
+    const json_t *v = json_object_get(o, name);
+
+    return json_is_null(v) ? NULL : v;
+}
+
 /* ---- scalars ---- */
-enum kind { F_FLOAT, F_INT, F_BOOL };
+enum kind { F_FLOAT, F_INT, F_INT_OR_FALSE, F_BOOL };
 enum { ON_CHAT = 1, ON_TEXT = 2, ON_BOTH = 3 };
-struct values { /* what the table writes to */
-    double temperature, top_p, min_p, presence, frequency, repetition;
-    double top_k, n, max_tokens, max_completion, min_tokens, seed, best_of, top_logprobs;
-    double stream, echo, ignore_eos, add_gen;
-};
 struct field {
     const char *name;
     enum kind kind;
     unsigned on;
     double min, max;
-    size_t off;
+    size_t off; /* in api_req: a float, an int32_t or uint32_t, a bool */
 };
-#define V(m) offsetof(struct values, m)
-/* Bounds: OpenAI's reference where it has the field, vLLM's otherwise. */
+#define V(m) offsetof(struct api_req, m)
+/* Bounds: OpenAI's reference where it has the field, vLLM's otherwise. Of two that are written to
+ * one place the later wins. */
 static const struct field fields[] = {
-    {"temperature", F_FLOAT, ON_BOTH, 0, 2, V(temperature)},
-    {"top_p", F_FLOAT, ON_BOTH, 0, 1, V(top_p)},
-    {"min_p", F_FLOAT, ON_BOTH, 0, 1, V(min_p)},
-    {"top_k", F_INT, ON_BOTH, -1, 1e9, V(top_k)},
-    {"presence_penalty", F_FLOAT, ON_BOTH, -2, 2, V(presence)},
-    {"frequency_penalty", F_FLOAT, ON_BOTH, -2, 2, V(frequency)},
-    {"repetition_penalty", F_FLOAT, ON_BOTH, 0.01, 10, V(repetition)},
+    {"temperature", F_FLOAT, ON_BOTH, 0, 2, V(sampling.temperature)},
+    {"top_p", F_FLOAT, ON_BOTH, 0, 1, V(sampling.top_p)},
+    {"min_p", F_FLOAT, ON_BOTH, 0, 1, V(sampling.min_p)},
+    {"top_k", F_INT, ON_BOTH, -1, 1e9, V(sampling.top_k)},
+    {"presence_penalty", F_FLOAT, ON_BOTH, -2, 2, V(sampling.presence)},
+    {"frequency_penalty", F_FLOAT, ON_BOTH, -2, 2, V(sampling.frequency)},
+    {"repetition_penalty", F_FLOAT, ON_BOTH, 0.01, 10, V(sampling.repetition)},
     {"n", F_INT, ON_BOTH, 1, 128, V(n)},
     {"max_tokens", F_INT, ON_CHAT, 1, 1e9, V(max_tokens)},
     {"max_tokens", F_INT, ON_TEXT, 0, 1e9, V(max_tokens)},
-    {"max_completion_tokens", F_INT, ON_CHAT, 1, 1e9, V(max_completion)},
+    {"max_completion_tokens", F_INT, ON_CHAT, 1, 1e9, V(max_tokens)},
     {"min_tokens", F_INT, ON_BOTH, 0, 1e9, V(min_tokens)},
     {"best_of", F_INT, ON_TEXT, 1, 128, V(best_of)},
-    {"top_logprobs", F_INT, ON_CHAT, 0, FUS_LOGPROBS_MAX, V(top_logprobs)},
+    {"logprobs", F_BOOL, ON_CHAT, 0, 1, V(logprobs)},
+    {"logprobs", F_INT_OR_FALSE, ON_TEXT, 0, FUS_LOGPROBS_MAX, V(sampling.n_logprobs)},
+    {"top_logprobs", F_INT, ON_CHAT, 0, FUS_LOGPROBS_MAX, V(sampling.n_logprobs)},
     {"stream", F_BOOL, ON_BOTH, 0, 1, V(stream)},
     {"echo", F_BOOL, ON_TEXT, 0, 1, V(echo)},
     {"ignore_eos", F_BOOL, ON_BOTH, 0, 1, V(ignore_eos)},
-    {"add_generation_prompt", F_BOOL, ON_CHAT, 0, 1, V(add_gen)},
+    {"add_generation_prompt", F_BOOL, ON_CHAT, 0, 1, V(add_generation_prompt)},
 };
 #undef V
 
-static const char *type_name(const json_t *v)
-{
-    switch (json_typeof(v)) {
-    case JSON_OBJECT:
-        return "an object";
-    case JSON_ARRAY:
-        return "an array";
-    case JSON_STRING:
-        return "a string";
-    case JSON_INTEGER:
-        return "an integer";
-    case JSON_REAL:
-        return "a decimal";
-    case JSON_TRUE:
-    case JSON_FALSE:
-        return "a boolean";
-    default:
-        return "null";
-    }
-}
-
 static int wrong_type(struct api_err *e, const char *name, const char *want, const json_t *v)
 {
+    static const char *const types[] = {
+        [JSON_OBJECT] = "an object",   [JSON_ARRAY] = "an array", [JSON_STRING] = "a string",
+        [JSON_INTEGER] = "an integer", [JSON_REAL] = "a decimal", [JSON_TRUE] = "a boolean",
+        [JSON_FALSE] = "a boolean",    [JSON_NULL] = "null"};
+
     return api_err_set(e, API_INVALID_TYPE, name,
                        "Invalid type for '%s': expected %s, but got %s instead.", name, want,
-                       type_name(v));
+                       types[json_typeof(v)]);
 }
 
-static int read_scalar(const struct field *f, const json_t *v, double *ret, struct api_err *e)
+static int read_scalar(const struct field *f, const json_t *v, void *to, struct api_err *e)
 {
-    const char *what = f->kind == F_INT ? "integer" : "decimal";
-    double x;
+    static const enum api_fault codes[2][2] = {{API_INTEGER_TOO_SMALL, API_INTEGER_TOO_LARGE},
+                                               {API_DECIMAL_TOO_SMALL, API_DECIMAL_TOO_LARGE}};
+    const double x = json_number_value(v);
+    const bool is_float = f->kind == F_FLOAT, above = x > f->max;
 
     if (f->kind == F_BOOL) {
         if (!json_is_boolean(v)) return wrong_type(e, f->name, "a boolean", v);
-        *ret = json_is_true(v);
+        *(bool *)to = json_is_true(v);
         return 0;
     }
-    if (!json_is_number(v))
-        return wrong_type(e, f->name, f->kind == F_INT ? "an integer" : "a number", v);
-    x = json_number_value(v);
-    if (f->kind == F_INT && x != floor(x)) return wrong_type(e, f->name, "an integer", v);
-    if (x < f->min || x > f->max) {
-        char code[40];
-        static const enum api_fault codes[2][2] = {{API_INTEGER_TOO_SMALL, API_INTEGER_TOO_LARGE},
-                                                   {API_DECIMAL_TOO_SMALL, API_DECIMAL_TOO_LARGE}};
-        bool above = x > f->max;
-        (void)snprintf(code, sizeof code, "%s %s", what, above ? "above maximum" : "below minimum");
-        return api_err_set(e, codes[f->kind == F_FLOAT][above], f->name,
-                           "Invalid '%s': %s value. Expected a value %s %g, but got %g instead.",
-                           f->name, code, above ? "<=" : ">=", above ? f->max : f->min, x);
-    }
-    *ret = x;
+    if (!json_is_number(v) || (!is_float && x != floor(x)))
+        return wrong_type(e, f->name, is_float ? "a number" : "an integer", v);
+    if (x < f->min || above)
+        return api_err_set(e, codes[is_float][above], f->name,
+                           "Invalid '%s': %s %s. Expected a value %s %g, but got %g instead.",
+                           f->name, is_float ? "decimal" : "integer",
+                           above ? "above maximum value" : "below minimum value",
+                           above ? "<=" : ">=", above ? f->max : f->min, x);
+    if (is_float)
+        *(float *)to = (float)x;
+    else
+        *(int32_t *)to = (int32_t)x;
     return 0;
 }
 
-static int read_scalars(struct api_req *r, struct values *v, struct api_err *e)
+static int read_scalars(struct api_req *r, struct api_err *e)
 {
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
         const struct field *f = &fields[i];
-        const json_t *x = json_object_get(r->root, f->name);
-        if (!(f->on & (r->chat ? ON_CHAT : ON_TEXT)) || !x || json_is_null(x)) continue;
-        int rc = read_scalar(f, x, (double *)(void *)((char *)v + f->off), e);
+        const json_t *x = api_field(r->root, f->name);
+        if (!(f->on & (r->chat ? ON_CHAT : ON_TEXT)) || !x) continue;
+        if (f->kind == F_INT_OR_FALSE && json_is_false(x)) continue;
+        int rc = read_scalar(f, x, (char *)r + f->off, e);
         if (rc < 0) return rc;
     }
     return 0;
@@ -149,54 +138,41 @@ static int unsupported(struct api_err *e, const char *name, const char *why)
 
 static bool is_set(const json_t *v)
 {
-    if (!v || json_is_null(v) || json_is_false(v)) return false;
+    if (!v || json_is_false(v)) return false;
     if (json_is_array(v)) return json_array_size(v) > 0;
     if (json_is_object(v)) return json_object_size(v) > 0;
     if (json_is_string(v)) return json_string_length(v) > 0;
     return true;
 }
 
+static bool is_text(const json_t *v, const char *text)
+{
+    return json_is_string(v) && strcmp(json_string_value(v), text) == 0;
+}
+
 static int refuse_unsupported(const struct api_req *r, struct api_err *e)
 {
-    static const char *const names[] = {"functions",
-                                        "audio",
-                                        "prediction",
-                                        "web_search_options",
-                                        "guided_json",
-                                        "guided_regex",
-                                        "guided_choice",
-                                        "guided_grammar",
-                                        "structured_outputs",
-                                        "chat_template",
-                                        "continue_final_message",
-                                        "use_beam_search",
-                                        "prompt_logprobs",
-                                        "truncate_prompt_tokens",
-                                        "suffix",
-                                        "prompt_embeds"};
+    static const char *const names[] = {
+        "functions",     "audio",           "prediction",         "web_search_options",
+        "guided_json",   "guided_regex",    "guided_choice",      "guided_grammar",
+        "chat_template", "suffix",          "structured_outputs", "continue_final_message",
+        "prompt_embeds", "use_beam_search", "prompt_logprobs",    "truncate_prompt_tokens"};
     const json_t *v, *tc;
 
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (is_set(json_object_get(r->root, names[i])))
+        if (is_set(api_field(r->root, names[i])))
             return unsupported(e, names[i], "is not supported with this model");
-    v = json_object_get(r->root, "tools");
+    v = api_field(r->root, "tools");
     tc = json_object_get(r->root, "tool_choice");
-    if (is_set(v) && !(json_is_string(tc) && strcmp(json_string_value(tc), "none") == 0))
+    if (is_set(v) && !is_text(tc, "none"))
         return unsupported(e, "tools", "is not supported with this model");
-    v = json_object_get(r->root, "response_format");
-    if (is_set(v)) {
-        const char *t = json_string_value(json_object_get(v, "type"));
-        if (!t || strcmp(t, "text") != 0)
-            return unsupported(e, "response_format", "supports the type 'text' only");
-    }
+    v = api_field(r->root, "response_format");
+    if (is_set(v) && !is_text(json_object_get(v, "type"), "text"))
+        return unsupported(e, "response_format", "supports the type 'text' only");
     v = json_object_get(r->root, "modalities");
-    if (json_is_array(v)) {
-        for (size_t i = 0; i < json_array_size(v); i++) {
-            const char *t = json_string_value(json_array_get(v, i));
-            if (!t || strcmp(t, "text") != 0)
-                return unsupported(e, "modalities", "supports 'text' only");
-        }
-    }
+    for (size_t i = 0; i < json_array_size(v); i++)
+        if (!is_text(json_array_get(v, i), "text"))
+            return unsupported(e, "modalities", "supports 'text' only");
     return 0;
 }
 
@@ -205,7 +181,7 @@ static int parse_stop(struct api_req *r, const json_t *v, struct api_err *e)
 {
     size_t n = json_is_array(v) ? json_array_size(v) : 1;
 
-    if (!v || json_is_null(v)) return 0;
+    if (!v) return 0;
     if (!json_is_string(v) && !json_is_array(v))
         return wrong_type(e, "stop", "a string or an array of strings", v);
     if (n > API_STOPS_MAX)
@@ -237,7 +213,7 @@ static int parse_bias(struct api_req *r, const json_t *v, const struct api_limit
     const char *key;
     json_t *val;
 
-    if (!v || json_is_null(v)) return 0;
+    if (!v) return 0;
     if (!json_is_object(v)) return wrong_type(e, "logit_bias", "an object", v);
     if (json_object_size(v) == 0) return 0;
     if (json_object_size(v) > API_BIAS_MAX)
@@ -291,9 +267,9 @@ static int parse_ids(struct api_req *r, const json_t *v, const char *name,
 
 static int parse_stop_ids(struct api_req *r, const struct api_limits *lim, struct api_err *e)
 {
-    const json_t *v = json_object_get(r->root, "stop_token_ids");
+    const json_t *v = api_field(r->root, "stop_token_ids");
 
-    if (!v || json_is_null(v)) return 0;
+    if (!v) return 0;
     if (!json_is_array(v)) return wrong_type(e, "stop_token_ids", "an array of token ids", v);
     if (json_array_size(v) > API_STOP_IDS_MAX)
         return api_err_set(e, API_ARRAY_TOO_LONG, "stop_token_ids",
@@ -302,7 +278,7 @@ static int parse_stop_ids(struct api_req *r, const struct api_limits *lim, struc
     return parse_ids(r, v, "stop_token_ids", lim, &r->stop_ids, e);
 }
 
-static int parse_one_prompt(struct api_req *r, const json_t *v, struct api_prompt *p,
+static int parse_one_prompt(struct api_req *r, const json_t *v, struct api_msg *p,
                             const struct api_limits *lim, struct api_err *e)
 {
     int rc;
@@ -312,6 +288,8 @@ static int parse_one_prompt(struct api_req *r, const json_t *v, struct api_promp
         p->len = json_string_length(v);
         return 0;
     }
+    if (!json_is_array(v))
+        return wrong_type(e, "prompt", "a string, an array of strings or token ids", v);
     rc = parse_ids(r, v, "prompt", lim, &p->ids, e);
     if (rc < 0) return rc;
     if (p->ids.n == 0)
@@ -322,79 +300,41 @@ static int parse_one_prompt(struct api_req *r, const json_t *v, struct api_promp
 
 static int parse_prompts(struct api_req *r, const struct api_limits *lim, struct api_err *e)
 {
-    const json_t *v = json_object_get(r->root, "prompt");
-    bool many = false;
+    const json_t *v = api_field(r->root, "prompt");
+    const bool many = json_is_array(v) && !json_is_integer(json_array_get(v, 0));
 
-    if (!v || json_is_null(v))
+    if (!v)
         return api_err_set(e, API_MISSING_PARAMETER, "prompt",
                            "Missing required parameter: 'prompt'.");
-    if (!json_is_string(v) && !json_is_array(v))
-        return wrong_type(e, "prompt", "a string, an array of strings or token ids", v);
-    if (json_is_array(v)) {
-        if (json_array_size(v) == 0)
-            return api_err_set(e, API_EMPTY_ARRAY, "prompt",
-                               "Invalid 'prompt': the array must not be empty.");
-        many = !json_is_integer(json_array_get(v, 0));
-    }
-    r->n_prompt = many ? json_array_size(v) : 1;
-    if (r->n_prompt > API_PROMPTS_MAX)
+    r->n_msg = many ? json_array_size(v) : 1;
+    if (r->n_msg == 0)
+        return api_err_set(e, API_EMPTY_ARRAY, "prompt",
+                           "Invalid 'prompt': the array must not be empty.");
+    if (r->n_msg > API_PROMPTS_MAX)
         return api_err_set(e, API_ARRAY_TOO_LONG, "prompt",
                            "Invalid 'prompt': at most %d prompts are allowed, but got %zu.",
-                           API_PROMPTS_MAX, r->n_prompt);
-    r->prompt = arena_alloc(&r->arena, r->n_prompt * sizeof *r->prompt);
-    if (!r->prompt) return api_no_memory(e);
-    for (size_t i = 0; i < r->n_prompt; i++) {
-        const json_t *x = many ? json_array_get(v, i) : v;
-        if (!json_is_string(x) && !json_is_array(x))
-            return wrong_type(e, "prompt", "a string, an array of strings or token ids", x);
-        int rc = parse_one_prompt(r, x, &r->prompt[i], lim, e);
+                           API_PROMPTS_MAX, r->n_msg);
+    r->msg = arena_alloc(&r->arena, r->n_msg * sizeof *r->msg);
+    if (!r->msg) return api_no_memory(e);
+    for (size_t i = 0; i < r->n_msg; i++) {
+        int rc = parse_one_prompt(r, many ? json_array_get(v, i) : v, &r->msg[i], lim, e);
         if (rc < 0) return rc;
-    }
-    return 0;
-}
-
-static int parse_logprobs(struct api_req *r, const struct values *v, struct api_err *e)
-{
-    const json_t *lp = json_object_get(r->root, "logprobs");
-    static const struct field legacy = {"logprobs", F_INT, ON_TEXT, 0, FUS_LOGPROBS_MAX, 0};
-
-    r->sampling.n_logprobs = -1;
-    if (lp && !json_is_null(lp)) {
-        if (r->chat) {
-            if (!json_is_boolean(lp)) return wrong_type(e, "logprobs", "a boolean", lp);
-            r->logprobs = json_is_true(lp);
-            if (r->logprobs) r->sampling.n_logprobs = 0;
-        } else if (!json_is_false(lp)) {
-            double n;
-            int rc = read_scalar(&legacy, lp, &n, e);
-            if (rc < 0) return rc;
-            r->logprobs = true;
-            r->sampling.n_logprobs = (int)n;
-        }
-    }
-    if (r->chat && v->top_logprobs >= 0) {
-        if (!r->logprobs && v->top_logprobs > 0)
-            return api_err_set(e, API_INVALID_VALUE, "top_logprobs",
-                               "The 'top_logprobs' parameter is only allowed when 'logprobs' is "
-                               "enabled.");
-        if (r->logprobs) r->sampling.n_logprobs = (int)v->top_logprobs;
     }
     return 0;
 }
 
 static int parse_stream_options(struct api_req *r, struct api_err *e)
 {
-    const json_t *so = json_object_get(r->root, "stream_options");
-    const json_t *u;
+    const json_t *so = api_field(r->root, "stream_options");
+    const json_t *u = api_field(so, "include_usage");
 
-    if (!so || json_is_null(so)) return 0;
+    if (!so) return 0;
     if (!json_is_object(so)) return wrong_type(e, "stream_options", "an object", so);
     if (!r->stream)
         return api_err_set(e, API_INVALID_VALUE, "stream_options",
                            "The 'stream_options' parameter is only allowed when 'stream' is "
                            "enabled.");
-    u = json_object_get(so, "include_usage");
-    if (u && !json_is_null(u) && !json_is_boolean(u))
+    if (u && !json_is_boolean(u))
         return wrong_type(e, "stream_options.include_usage", "a boolean", u);
     r->include_usage = json_is_true(u);
     return 0;
@@ -402,9 +342,9 @@ static int parse_stream_options(struct api_req *r, struct api_err *e)
 
 static int parse_seed(struct api_req *r, struct api_err *e)
 {
-    const json_t *v = json_object_get(r->root, "seed");
+    const json_t *v = api_field(r->root, "seed");
 
-    if (!v || json_is_null(v)) return 0;
+    if (!v) return 0;
     if (!json_is_integer(v)) return wrong_type(e, "seed", "an integer", v);
     r->has_seed = true;
     r->sampling.seed = (uint64_t)json_integer_value(v);
@@ -413,67 +353,45 @@ static int parse_seed(struct api_req *r, struct api_err *e)
 
 static int parse_numbers(struct api_req *r, const struct api_limits *lim, struct api_err *e)
 {
-    struct values v = {.temperature = 1,
-                       .top_p = 1,
-                       .repetition = 1,
-                       .n = 1,
-                       .max_tokens = -1,
-                       .max_completion = -1,
-                       .best_of = -1,
-                       .top_logprobs = -1,
-                       .add_gen = 1};
-    int rc = read_scalars(r, &v, e);
+    struct fus_sampling *s = &r->sampling;
+    int rc;
 
-    if (rc < 0) return rc;
-    if (v.n > lim->n_max)
+    r->n = 1;
+    r->max_tokens = -1;
+    r->add_generation_prompt = true;
+    *s = (struct fus_sampling){.temperature = 1, .top_p = 1, .repetition = 1, .n_logprobs = -1};
+    if ((rc = read_scalars(r, e)) < 0) return rc;
+    if (r->n > lim->n_max)
         return api_err_set(e, API_INTEGER_TOO_LARGE, "n",
                            "Invalid 'n': integer above maximum value. Expected a value <= %u, but "
-                           "got %g instead.",
-                           lim->n_max, v.n);
-    if (v.best_of > v.n) return unsupported(e, "best_of", "must not be larger than 'n'");
-    r->sampling = (struct fus_sampling){.temperature = (float)v.temperature,
-                                        .top_p = (float)v.top_p,
-                                        .min_p = (float)v.min_p,
-                                        .top_k = (int32_t)v.top_k,
-                                        .presence = (float)v.presence,
-                                        .frequency = (float)v.frequency,
-                                        .repetition = (float)v.repetition,
-                                        .n_logprobs = -1};
-    if (v.top_p == 0) { /* nothing but the likeliest token, as OpenAI answers it */
-        r->sampling.top_p = 1;
-        r->sampling.top_k = 1;
+                           "got %u instead.",
+                           lim->n_max, r->n);
+    if (r->best_of > r->n) return unsupported(e, "best_of", "must not be larger than 'n'");
+    if (s->top_p == 0) { /* nothing but the likeliest token, as OpenAI answers it */
+        s->top_p = 1;
+        s->top_k = 1;
     }
-    r->n = (unsigned)v.n;
-    r->max_tokens = (int64_t)(v.max_completion >= 0 ? v.max_completion : v.max_tokens);
-    r->min_tokens = (uint32_t)v.min_tokens;
-    r->stream = v.stream != 0;
-    r->echo = v.echo != 0;
-    r->ignore_eos = v.ignore_eos != 0;
-    r->add_generation_prompt = v.add_gen != 0;
-    rc = parse_logprobs(r, &v, e);
-    if (rc < 0) return rc;
+    if (!r->chat) {
+        r->logprobs = s->n_logprobs >= 0;
+    } else if (r->logprobs) {
+        if (s->n_logprobs < 0) s->n_logprobs = 0;
+    } else {
+        if (s->n_logprobs > 0)
+            return api_err_set(e, API_INVALID_VALUE, "top_logprobs",
+                               "The 'top_logprobs' parameter is only allowed when 'logprobs' is "
+                               "enabled.");
+        s->n_logprobs = -1;
+    }
     if (r->echo && r->logprobs) return unsupported(e, "echo", "cannot be combined with 'logprobs'");
     return 0;
 }
 
 static int parse_content(struct api_req *r, const struct api_limits *lim, struct api_err *e)
 {
-    const json_t *v;
-    int rc;
+    int rc = r->chat ? api_parse_messages(r, e) : parse_prompts(r, lim, e);
 
-    if (r->chat) {
-        v = json_object_get(r->root, "messages");
-        if (!v || json_is_null(v))
-            return api_err_set(e, API_MISSING_PARAMETER, "messages",
-                               "Missing required parameter: 'messages'.");
-        rc = api_parse_messages(r, v, e);
-    } else {
-        rc = parse_prompts(r, lim, e);
-    }
-    if (rc < 0) return rc;
-    rc = api_parse_documents(r, json_object_get(r->root, "documents"), e);
-    if (rc < 0) return rc;
-    return api_parse_kvblend(r, json_object_get(r->root, "kvblend"), e);
+    if (rc >= 0) rc = api_parse_documents(r, e);
+    return rc < 0 ? rc : api_parse_kvblend(r, e);
 }
 
 int api_parse(const char *body, size_t len, bool chat, const struct api_limits *lim,
@@ -487,15 +405,15 @@ int api_parse(const char *body, size_t len, bool chat, const struct api_limits *
     out->chat = chat;
     rc = api_load_object(body, len, &out->root, e);
     if (rc < 0) return rc;
-    m = json_object_get(out->root, "model");
-    if (m && !json_is_null(m) && !json_is_string(m)) return wrong_type(e, "model", "a string", m);
+    m = api_field(out->root, "model");
+    if (m && !json_is_string(m)) return wrong_type(e, "model", "a string", m);
     out->model = json_string_value(m);
     if ((rc = refuse_unsupported(out, e)) < 0) return rc;
     if ((rc = parse_numbers(out, lim, e)) < 0) return rc;
     if ((rc = parse_seed(out, e)) < 0) return rc;
     if ((rc = parse_stream_options(out, e)) < 0) return rc;
-    if ((rc = parse_stop(out, json_object_get(out->root, "stop"), e)) < 0) return rc;
-    if ((rc = parse_bias(out, json_object_get(out->root, "logit_bias"), lim, e)) < 0) return rc;
+    if ((rc = parse_stop(out, api_field(out->root, "stop"), e)) < 0) return rc;
+    if ((rc = parse_bias(out, api_field(out->root, "logit_bias"), lim, e)) < 0) return rc;
     if ((rc = parse_stop_ids(out, lim, e)) < 0) return rc;
     return parse_content(out, lim, e);
 }

@@ -93,7 +93,7 @@ static int prepare_all(struct gen *g)
     const struct api_limits lim = {tok_n_vocab(g->w->tok), g->w->o.max_running};
     int rc = api_parse(g->body, g->body_len, g->chat, &lim, &g->req, &g->e);
     const struct wk_prepare q = {.w = g->w, .r = &g->req, .h = &g->hints, .e = &g->e};
-    size_t n = g->chat ? 1 : g->req.n_prompt;
+    size_t n = g->chat ? 1 : g->req.n_msg;
 
     if (rc < 0) return rc;
     if (!wk_serves_model(g->w, g->req.model))

@@ -64,7 +64,6 @@ struct span {
     size_t shift;      /* what is rendered in front of that text */
     const char *detector;
     uint32_t tokens_min;
-    uint64_t text_id; /* of documents, whose text stands nowhere as sent; else 0 */
 };
 struct preparing {
     const struct wk_prepare *q;
@@ -130,9 +129,7 @@ static int add_documents(struct preparing *x, size_t msg)
                                    .begin = begin,
                                    .end = out->len,
                                    .detector = "documents",
-                                   .tokens_min = WK_CHUNK_TOKENS_MIN,
-                                   .text_id =
-                                       seg_text_id(x->m->ns, out->data + begin, out->len - begin)};
+                                   .tokens_min = WK_CHUNK_TOKENS_MIN};
         if (add_span(x, whole) < 0 || buf_adds(out, "\n\n") < 0) return -ENOMEM;
     }
     return 0;
@@ -172,7 +169,7 @@ static int add_found(struct preparing *x, const struct seg_text *text, size_t n)
     const struct wk_prepare *q = x->q;
     const struct worker *w = q->w;
     /* The gateway's list counts prompts; each of several is cut by itself. */
-    const char *list = q->r->chat || q->r->n_prompt == 1 ? q->h->segments : NULL;
+    const char *list = q->r->chat || q->r->n_msg == 1 ? q->h->segments : NULL;
     struct seg_list s = {0};
     int rc = 0;
 
@@ -225,14 +222,12 @@ static bool through_template(const struct chat_out *c, const struct span *x, siz
     return false;
 }
 
-/* The bytes that the gateway sees, too. */
+/* Of the bytes that the gateway sees, too; a document's are where it is rendered. */
 static uint64_t text_id_of(const struct preparing *x, const struct span *s)
 {
-    const struct api_req *r = x->q->r;
-    const char *text = r->chat ? r->msg[s->msg].text : r->prompt[x->i].text;
-    size_t len = r->chat ? r->msg[s->msg].len : r->prompt[x->i].len;
+    const bool rendered = s->msg == x->docs_msg && s->end + s->shift <= x->docs.len;
+    const char *text = rendered ? x->docs.data + s->shift : x->q->r->msg[s->msg].text;
 
-    if (s->text_id || !text || s->end > len) return s->text_id;
     return seg_text_id(x->m->ns, text + s->begin, s->end - s->begin);
 }
 
@@ -360,7 +355,7 @@ static int prepare_chat(struct preparing *x)
 static int prepare_text(struct preparing *x)
 {
     const struct wk_prepare *q = x->q;
-    const struct api_prompt *t = &q->r->prompt[x->i];
+    const struct api_msg *t = &q->r->msg[x->i];
     const struct seg_text sent = {"prompt", t->text, t->len};
     struct wk_prompt *p = x->p;
     int rc = add_documents(x, 0);
@@ -379,7 +374,7 @@ static int prepare_text(struct preparing *x)
 static int prepare_ids(struct preparing *x)
 {
     const struct wk_prepare *q = x->q;
-    const struct api_ids *t = &q->r->prompt[x->i].ids;
+    const struct api_ids *t = &q->r->msg[x->i].ids;
     struct wk_prompt *p = x->p;
     struct tok_stream ts = {0};
     int rc = 0;
@@ -404,9 +399,9 @@ int wk_prepare(const struct wk_prepare *q, size_t i, struct wk_prompt *out)
     if (r->chat)
         rc = prepare_chat(&x);
     else
-        rc = r->prompt[i].text ? prepare_text(&x) : prepare_ids(&x);
+        rc = r->msg[i].text ? prepare_text(&x) : prepare_ids(&x);
     out->tok = out->own_ids ? out->own_ids : out->ids.id;
-    out->n_tok = (uint32_t)(out->own_ids ? r->prompt[i].ids.n : out->ids.n);
+    out->n_tok = (uint32_t)(out->own_ids ? r->msg[i].ids.n : out->ids.n);
     if (rc >= 0 && out->n_tok == 0)
         rc = api_err_set(q->e, API_INVALID_VALUE, r->chat ? "messages" : "prompt",
                          "The prompt is empty: it has no token at all.");

@@ -27,7 +27,7 @@ static int tokenize_messages(struct wk_task *t, struct api_req *r)
     struct worker *w = t->w;
     struct chat_out out = {0};
     struct tok_ids ids = {0};
-    int rc = api_parse_messages(r, json_object_get(r->root, "messages"), &t->e);
+    int rc = api_parse_messages(r, &t->e);
     bool bos = flag(r->root, "add_special", "add_special_tokens", 0);
 
     if (rc < 0) return rc;

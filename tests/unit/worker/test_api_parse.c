@@ -288,9 +288,9 @@ TEST(prompts_of_all_four_kinds)
         struct api_err e;
         (void)snprintf(body, sizeof body, "{\"prompt\":%s,\"max_tokens\":0}", t[i].prompt);
         ASSERT_OK(parse(body, false, &r, &e));
-        ASSERT_EQ(r.n_prompt, t[i].n);
-        ASSERT_EQ(r.prompt[0].ids.n, t[i].ids0);
-        ASSERT_EQ(r.prompt[0].text != NULL, t[i].ids0 == 0);
+        ASSERT_EQ(r.n_msg, t[i].n);
+        ASSERT_EQ(r.msg[0].ids.n, t[i].ids0);
+        ASSERT_EQ(r.msg[0].text != NULL, t[i].ids0 == 0);
         ASSERT_EQ(r.max_tokens, 0);
         api_req_fini(&r);
     }
