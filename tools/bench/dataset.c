@@ -43,27 +43,23 @@ int dataset_cut(const char *text, size_t len, size_t max, json_t *lines)
     return 0;
 }
 
-/* Lines of {"text"} are cut, others are lines as they are. */
-static int read_lines(const struct buf *text, const char *path, json_t *lines, struct err *err)
+/* Objects of {"text"} are cut, others are lines as they are. */
+static int read_lines(const char *text, const char *path, json_t *lines, struct err *err)
 {
-    size_t at = 0;
+    json_error_t e;
     int r = 0;
-    for (int n = 1; r == 0 && at < text->len; n++) {
-        const char *line = text->data + at, *end = memchr(line, '\n', text->len - at);
-        const size_t len = end ? (size_t)(end - line) : text->len - at;
-        json_error_t e;
-        at += len + 1;
-        if (strspn(line, " \t\r") >= len) continue;
-        json_t *j = json_loadb(line, len, 0, &e);
+    for (size_t n = 1; r == 0 && *(text += strspn(text, " \t\r\n")); n++) {
+        json_t *j = json_loads(text, JSON_DISABLE_EOF_CHECK, &e);
         const json_t *whole = json_object_get(j, "text");
         if (!json_is_object(j))
-            r = err_set(err, -EBADMSG, "%s: line %d: %s", path, n, j ? "not an object" : e.text);
+            r = err_set(err, -EBADMSG, "%s: object %zu: %s", path, n, j ? "not an object" : e.text);
         else if (json_is_string(whole))
             r = dataset_cut(json_string_value(whole), json_string_length(whole), CUT_LINES_MAX,
                             lines);
         else
             json_array_append(lines, j);
         json_decref(j);
+        text += e.position;
     }
     return r;
 }
@@ -78,7 +74,7 @@ int dataset_open(const char *path, json_t **ret_lines, struct err *err)
     if (r == 0 && *begin == '[')
         r = err_set(err, -EBADMSG, "%s: an array, where an object a line is expected", path);
     else if (r == 0 && *begin == '{')
-        r = read_lines(&text, path, lines, err);
+        r = read_lines(begin, path, lines, err);
     else if (r == 0 && dataset_cut(text.data, text.len, SIZE_MAX, lines) < 0)
         r = err_set(err, -EBADMSG, "%s: it is not text in UTF-8", path);
     if (r == 0 && json_array_size(lines) == 0)

@@ -47,31 +47,34 @@ struct ttft { /* the bench's store is that of the row that runs */
 
 /* ---- tiers ---- */
 
-/* RAM, or what --tiers lists: a store of its own behind which there is just that tier. What is not
- * there is left out. */
+/* A store of its own behind which there is just the tier: 1; 0 there is no such tier here. */
+static int open_tier(struct ttft *t, struct origin *o, uint64_t ram_bytes, struct err *err)
+{
+    struct tier *tier;
+    int r = place_open(&t->places, o->name, ram_bytes, 0, &tier, err);
+    json_object_set_new(t->b->meta, o->name, json_string(t->places.note));
+    if (r == 0) (void)fprintf(stderr, "%s: %s\n", o->name, t->places.note);
+    if (r <= 0) return r;
+    r = bench_store_create(t->b, ram_bytes, tier, &o->store, err);
+    return r < 0 ? r : 1;
+}
+
+/* RAM, or what --tiers lists. */
 static int open_origins(struct ttft *t, const struct opts *opts, struct err *err)
 {
-    const uint64_t ram_bytes = opt_size(opts, "ram");
-    int r = 0;
-    for (const char *p = t->tiers ? opt_str(opts, "tiers") : "ram"; r >= 0 && *p;) {
+    for (const char *p = t->tiers ? opt_str(opts, "tiers") : "ram"; *p;) {
         if (t->n_origins == sizeof t->origin / sizeof *t->origin)
             return err_set(err, -ERANGE, "--tiers: too many");
         struct origin *o = &t->origin[t->n_origins];
-        struct tier *tier;
         const size_t len = strcspn(p, ",");
         (void)snprintf(o->name, sizeof o->name, "%.*s", (int)len, p);
         p += len + (p[len] == ',');
         o->slow = strcmp(o->name, "ram") != 0;
         o->store = t->b->store;
-        t->n_origins++;
-        if (!o->slow) continue;
-        r = place_open(&t->places, o->name, ram_bytes, 0, &tier, err);
-        json_object_set_new(t->b->meta, o->name, json_string(t->places.note));
-        if (r == 0) (void)fprintf(stderr, "%s: %s\n", o->name, t->places.note);
-        if (r > 0) r = bench_store_create(t->b, ram_bytes, tier, &o->store, err);
-        if (o->store == t->b->store) t->n_origins--;
+        const int r = o->slow ? open_tier(t, o, opt_size(opts, "ram"), err) : 1;
+        if (r < 0) return r;
+        t->n_origins += r > 0;
     }
-    if (r < 0) return r;
     return t->n_origins ? 0 : err_set(err, -EINVAL, "--tiers is empty");
 }
 
