@@ -6,7 +6,6 @@
  * something else must not bend all prices. */
 #include "policy/cost.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -20,20 +19,6 @@ static const double GUESS_WEIGHT = 0.02;
 static const double GUESS_SHARE_MIN = 0.2;
 static const double HUBER_RESIDUALS = 2.5; /* chosen: medians beyond which a sample is an outlier */
 
-/* Counts and prices as arrays, name by name in one order. */
-static_assert(sizeof(struct pol_work) == POL_PRICES * sizeof(double), "counts, and nothing else");
-static_assert(offsetof(struct pol_cost, row_step) == POL_PRICES * sizeof(double), "prices first");
-
-static void as_prices(const struct pol_cost *c, double ret[POL_PRICES])
-{
-    memcpy(ret, c, POL_PRICES * sizeof *ret);
-}
-
-static void set_prices(struct pol_cost *c, const double p[POL_PRICES])
-{
-    memcpy(c, p, POL_PRICES * sizeof *p);
-}
-
 static double dot(const double a[POL_PRICES], const double b[POL_PRICES])
 {
     double sum = 0;
@@ -44,9 +29,7 @@ static double dot(const double a[POL_PRICES], const double b[POL_PRICES])
 
 double pol_cost_time(const struct pol_cost *c, const struct pol_work *w)
 {
-    return c->fixed_s * w->requests + c->layer_s * w->layers + c->row_s * w->rows +
-           c->kv_row_s * w->kv_rows + c->pair_s * w->pairs + c->place_s * w->places +
-           c->mass_s * w->masses + c->head_s * w->heads;
+    return dot(c->price, w->count);
 }
 
 /* Operations, in the time of one of a GEMM. Attention reaches about a third of a GEMM's rate, and
@@ -77,17 +60,15 @@ struct fit {
     double guess[POL_PRICES]; /* the same, or 0: none */
 };
 
-static bool add_sample(struct fit *f, const struct pol_cost_sample *x)
+static void add_sample(struct fit *f, const struct pol_cost_sample *x)
 {
-    double *a = f->a[f->n];
-    memcpy(a, &x->work, sizeof x->work);
-    if (!(isfinite(x->s) && x->s > 0)) return false;
+    const double *count = x->work.count;
+    if (!(isfinite(x->s) && x->s > 0)) return;
     for (int k = 0; k < POL_PRICES; k++) {
-        if (!(isfinite(a[k]) && a[k] >= 0)) return false;
-        a[k] /= x->s;
+        if (!(isfinite(count[k]) && count[k] >= 0)) return;
+        f->a[f->n][k] = count[k] / x->s;
     }
     f->weight[f->n++] = 1;
-    return true;
 }
 
 static void scale_columns(struct fit *f)
@@ -135,8 +116,8 @@ static void descend(struct fit *f)
  */
 static double scale_guess(struct fit *f, const struct pol_cost *c)
 {
-    double guess[POL_PRICES], sum = 0, square = 0;
-    as_prices(c, guess);
+    const double *guess = c->price;
+    double sum = 0, square = 0;
     for (int k = 0; k < POL_PRICES; k++)
         f->guess[k] = f->scale[k] > 0 && isfinite(guess[k]) ? guess[k] / f->scale[k] : 0;
     for (size_t i = 0; i < f->n; i++) {
@@ -174,14 +155,13 @@ static void weigh(struct fit *f)
 int pol_cost_fit(const struct pol_cost_sample *x, size_t n, struct pol_cost *ret)
 {
     struct fit f;
-    double price[POL_PRICES];
+    double *price = ret->price;
     f.n = 0;
     for (size_t i = 0; i < n && f.n < SAMPLES_MAX; i++)
-        (void)add_sample(&f, &x[i]);
+        add_sample(&f, &x[i]);
     if (f.n == 0) return -EINVAL;
     scale_columns(&f);
     const double factor = scale_guess(&f, ret);
-    as_prices(ret, price);
     memset(f.p, 0, sizeof f.p);
     for (int round = 0; round < HUBER_ROUNDS; round++) {
         if (round > 0) weigh(&f);
@@ -191,19 +171,15 @@ int pol_cost_fit(const struct pol_cost_sample *x, size_t n, struct pol_cost *ret
         price[k] = f.scale[k] > 0 ? f.p[k] * f.scale[k] : price[k] * factor;
     for (int k = 0; k < POL_PRICES; k++)
         if (!(price[k] >= 0 && isfinite(price[k]))) price[k] = 0;
-    set_prices(ret, price);
     return 0;
 }
 
 void pol_cost_correct(struct pol_cost *c, double predicted_s, double measured_s)
 {
-    double price[POL_PRICES];
     if (!(isfinite(predicted_s) && isfinite(measured_s) && predicted_s > 0 && measured_s > 0))
         return;
     double step = CORRECT_WEIGHT * log(measured_s / predicted_s);
     step = fmin(fmax(step, -CORRECT_STEP_MAX), CORRECT_STEP_MAX);
-    as_prices(c, price);
     for (int k = 0; k < POL_PRICES; k++)
-        price[k] *= exp(step);
-    set_prices(c, price);
+        c->price[k] *= exp(step);
 }

@@ -13,21 +13,31 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { POL_PRICES = 8 }; /* the first fields of struct pol_cost, all of struct pol_work */
+enum { POL_PRICES = 8 };
 struct pol_cost {
-    double fixed_s;    /* per request */
-    double layer_s;    /* per layer and pass, however few rows */
-    double row_s;      /* a row through one layer, without its K,V */
-    double kv_row_s;   /* K,V of a row in one layer */
-    double pair_s;     /* one row attending to one key in one layer */
-    double place_s;    /* placing one stored token in one layer */
-    double mass_s;     /* scoring one key against one row in one layer */
-    double head_s;     /* logits of one row */
+    union {
+        struct {
+            double fixed_s;  /* per request */
+            double layer_s;  /* per layer and pass, however few rows */
+            double row_s;    /* a row through one layer, without its K,V */
+            double kv_row_s; /* K,V of a row in one layer */
+            double pair_s;   /* one row attending to one key in one layer */
+            double place_s;  /* placing one stored token in one layer */
+            double mass_s;   /* scoring one key against one row in one layer */
+            double head_s;   /* logits of one row */
+        };
+        double price[POL_PRICES]; /* the same */
+    };
     unsigned row_step; /* rows come in steps of this: the GEMM's natural size; 0 or 1 = any */
 };
 /* How often each price is paid, summed over layers and passes. */
 struct pol_work {
-    double requests, layers, rows, kv_rows, pairs, places, masses, heads;
+    union {
+        struct {
+            double requests, layers, rows, kv_rows, pairs, places, masses, heads;
+        };
+        double count[POL_PRICES];
+    };
 };
 struct pol_cost_sample {
     struct pol_work work;

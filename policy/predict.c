@@ -8,7 +8,6 @@
 #include "base/assert.h"
 
 #include <math.h>
-#include <string.h>
 
 enum { SPANS_MAX = 12 };
 enum wait { WAIT_NOTHING, WAIT_PREFIX, WAIT_SIDE, WAIT_CHUNKS };
@@ -35,16 +34,6 @@ static double not_negative(double v)
 static unsigned at_most(unsigned v, unsigned most)
 {
     return v < most ? v : most;
-}
-
-static void cost_make(const struct pol_cost *c, struct pol_cost *ret)
-{
-    double price[POL_PRICES];
-    memcpy(price, c, sizeof price);
-    for (int k = 0; k < POL_PRICES; k++)
-        price[k] = not_negative(price[k]);
-    *ret = *c;
-    memcpy(ret, price, sizeof price);
 }
 
 /* RAM is there at once. */
@@ -92,7 +81,9 @@ void prompt_make(const struct pol_control_in *in, struct prompt *p)
     const size_t n = in->n_chunk < POL_CHUNKS_MAX ? in->n_chunk : POL_CHUNKS_MAX;
     double end = (double)in->n_prefix;
     layers_make(in, p);
-    cost_make(&in->cost, &p->cost);
+    p->cost = in->cost;
+    for (int k = 0; k < POL_PRICES; k++)
+        p->cost.price[k] = not_negative(p->cost.price[k]);
     tiers_make(in, p);
     prompt_drop_prefix(p);
     for (size_t i = 0; i < n; i++)
@@ -387,15 +378,13 @@ void pol_work_of(const struct pol_control_in *in, enum pol_strategy s, double ra
     struct prompt p;
     struct set set;
     struct walk w;
-    double sum[POL_PRICES] = {0}, k[POL_PRICES];
+    struct pol_work sum = {0};
     input_make(in, s, reuse, &p, &set);
     spans_of(&p, s, ratio_make(s, ratio), &set, &w);
-    for (size_t i = 0; i < w.n; i++) {
-        memcpy(k, &w.span[i].work, sizeof k);
-        for (int j = 0; j < POL_PRICES; j++)
-            sum[j] += k[j] * (w.span[i].hi - w.span[i].lo);
-    }
-    memcpy(ret, sum, sizeof sum);
+    for (size_t i = 0; i < w.n; i++)
+        for (int k = 0; k < POL_PRICES; k++)
+            sum.count[k] += w.span[i].work.count[k] * (w.span[i].hi - w.span[i].lo);
+    *ret = sum;
     ret->requests = ret->heads = 1;
 }
 

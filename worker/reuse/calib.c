@@ -225,20 +225,8 @@ static int prepare(struct calib *a, const struct ctl_calib_opts *o)
 }
 
 /* ---- the cache: line 1 the key, then a name and a number a line ---- */
-static const struct {
-    const char *name;
-    size_t off;
-} field[] = {
-    {"fixed_s", offsetof(struct pol_cost, fixed_s)},
-    {"layer_s", offsetof(struct pol_cost, layer_s)},
-    {"row_s", offsetof(struct pol_cost, row_s)},
-    {"kv_row_s", offsetof(struct pol_cost, kv_row_s)},
-    {"pair_s", offsetof(struct pol_cost, pair_s)},
-    {"place_s", offsetof(struct pol_cost, place_s)},
-    {"mass_s", offsetof(struct pol_cost, mass_s)},
-    {"head_s", offsetof(struct pol_cost, head_s)},
-};
-enum { N_FIELDS = sizeof field / sizeof *field };
+static const char *const price_names[POL_PRICES] = {"fixed_s", "layer_s", "row_s",  "kv_row_s",
+                                                    "pair_s",  "place_s", "mass_s", "head_s"};
 
 static void cpu_name(char *ret, size_t cap)
 {
@@ -273,18 +261,13 @@ static void cache_key(struct fus_core *c, const struct fus_profile *p, enum kn_d
                    g->L, p->check_layer, p->score_lo, p->score_hi);
 }
 
-static double *field_of(struct pol_cost *c, size_t i)
-{
-    return (double *)(void *)((char *)c + field[i].off);
-}
-
 /* Times that could have been measured: none is negative, and something takes time. */
 static bool is_sane(struct pol_cost *c)
 {
     double sum = 0;
 
-    for (size_t i = 0; i < N_FIELDS; i++) {
-        double x = *field_of(c, i);
+    for (size_t i = 0; i < POL_PRICES; i++) {
+        double x = c->price[i];
         if (!isfinite(x) || x < 0 || x > 3600) return false;
         sum += x;
     }
@@ -303,9 +286,9 @@ static bool take_cost(void *arg, const char *line)
     double x;
 
     if (sscanf(line, "%31s %lf", name, &x) != 2) return true;
-    for (size_t i = 0; i < N_FIELDS; i++)
-        if (strcmp(name, field[i].name) == 0) {
-            *field_of(&r->cost, i) = x;
+    for (size_t i = 0; i < POL_PRICES; i++)
+        if (strcmp(name, price_names[i]) == 0) {
+            r->cost.price[i] = x;
             r->n++;
         }
     if (strcmp(name, "row_step") == 0 && x >= 0 && x < 65536) r->cost.row_step = (unsigned)x;
@@ -316,7 +299,7 @@ static bool recall_cost(const struct keyfile *file, struct pol_cost *ret)
 {
     struct reading r = {0};
 
-    if (!keyfile_read(file, take_cost, &r) || r.n != N_FIELDS || !is_sane(&r.cost)) return false;
+    if (!keyfile_read(file, take_cost, &r) || r.n != POL_PRICES || !is_sane(&r.cost)) return false;
     *ret = r.cost;
     return true;
 }
@@ -325,8 +308,8 @@ static void remember_cost(const struct keyfile *file, struct pol_cost *c)
 {
     struct buf lines = BUF_INIT;
 
-    for (size_t i = 0; i < N_FIELDS; i++)
-        (void)buf_addf(&lines, "%s %.9g\n", field[i].name, *field_of(c, i));
+    for (size_t i = 0; i < POL_PRICES; i++)
+        (void)buf_addf(&lines, "%s %.9g\n", price_names[i], c->price[i]);
     (void)buf_addf(&lines, "row_step %u\n", c->row_step);
     keyfile_write(file, &lines);
     buf_fini(&lines);

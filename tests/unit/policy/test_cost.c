@@ -52,8 +52,8 @@ static void assert_sound(const struct pol_cost *c)
 
 TEST(time_is_the_sum)
 {
-    const struct pol_cost c = {1, 2, 3, 4, 5, 6, 7, 8, 0};
-    const struct pol_work w = {1, 10, 100, 1000, 1e4, 1e5, 1e6, 1e7};
+    const struct pol_cost c = {.price = {1, 2, 3, 4, 5, 6, 7, 8}};
+    const struct pol_work w = {.count = {1, 10, 100, 1000, 1e4, 1e5, 1e6, 1e7}};
     ASSERT_NEAR(pol_cost_time(&c, &w), 87654321.0, 1e-6);
 }
 

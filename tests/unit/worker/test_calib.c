@@ -63,7 +63,7 @@ TEST(prices_are_measured_once)
     place_open(&x, 512);
     ASSERT_EQ(ctl_calibrate(x.k.c, &x.p, &x.o, &first, &e), 1);
     ASSERT_TRUE(first.row_s >= 0 && first.layer_s >= 0 && first.pair_s >= 0);
-    const struct pol_work w = {1, 4, 4 * 500, 4 * 500, 4 * 500 * 250.0, 0, 0, 1};
+    const struct pol_work w = {.count = {1, 4, 4 * 500, 4 * 500, 4 * 500 * 250.0, 0, 0, 1}};
     ASSERT_TRUE(pol_cost_time(&first, &w) > 0); /* of any 500 tokens */
     ASSERT_TRUE(cached(&x, false, path));
     ASSERT_EQ(ctl_calibrate(x.k.c, &x.p, &x.o, &again, &e), 0);

@@ -44,9 +44,9 @@ static struct ctl_decision *any_decision(uint64_t *seed)
     }
     in->n_suffix = 1 + (uint32_t)(test_rand(seed) % 64);
     in->n_tok = at + in->n_suffix;
-    in->cost = (struct pol_cost){share(seed) / 100, share(seed) / 1e4, share(seed) / 1e5,
-                                 share(seed) / 1e6, share(seed) / 1e9, share(seed) / 1e7,
-                                 share(seed) / 1e9, share(seed) / 1e3, 0};
+    in->cost = (struct pol_cost){.price = {share(seed) / 100, share(seed) / 1e4, share(seed) / 1e5,
+                                           share(seed) / 1e6, share(seed) / 1e9, share(seed) / 1e7,
+                                           share(seed) / 1e9, share(seed) / 1e3}};
     for (int s = POL_FULL; s < POL_STRATEGY_COUNT; s++)
         in->strat[s] = (struct pol_strat_now){test_rand(seed) % 2, share(seed)};
     in->ratio_max = 1;
