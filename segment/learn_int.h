@@ -18,11 +18,11 @@ enum {
     MARKS_LEAST = 3 /* chosen: boundaries in front of different pieces before a word marks them */
 };
 
+/* memory.c writes the first bytes of the next two as they lie here: SIDE_BYTES, KEPT_BYTES. */
 struct side { /* one side of a gap, as history */
     uint64_t key;
     uint32_t neighbour, stamp;
-    uint8_t seen, turns, sketch, moved;
-    bool repeated;
+    uint8_t seen, turns, sketch, moved, repeated;
 };
 struct opening {        /* the word that pieces start with, by the gap in front of them */
     uint32_t key, last; /* the piece it was counted for last: one that comes again says nothing */

@@ -26,37 +26,18 @@
 static const char magic[8] = {'K', 'V', 'B', 'S', 'E', 'G', 'M', 1};
 enum {
     PRINTS_VERSION = 1, /* raised when gaps.c prints other numbers for the same text */
+    SIDE_BYTES = 21,
+    KEPT_BYTES = 25
 };
+static_assert(offsetof(struct side, repeated) == SIDE_BYTES - 1, "what stands in the file");
+static_assert(offsetof(struct kept, sightings) == KEPT_BYTES - 1, "what stands in the file");
 
-struct __attribute__((packed)) side_record {
-    uint64_t key;
-    uint32_t neighbour, stamp;
-    uint8_t seen, turns, sketch, moved, repeated;
-};
-struct __attribute__((packed)) kept_record {
-    uint64_t start, all;
-    uint32_t len, stamp;
-    uint8_t sightings;
-};
 struct __attribute__((packed)) space_head { /* behind its name */
     uint32_t clock, n_texts, n_sides, n_kept, n_cut[FORM_COUNT], n_join[FORM_COUNT];
 };
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "records are written as they lie here");
 
 /* ---- writing ---- */
-
-static int put_side(struct buf *b, const struct side *e)
-{
-    const struct side_record r = {e->key,   e->neighbour, e->stamp, e->seen,
-                                  e->turns, e->sketch,    e->moved, e->repeated};
-    return buf_add(b, &r, sizeof r);
-}
-
-static int put_kept(struct buf *b, const struct kept *k)
-{
-    const struct kept_record r = {k->start, k->all, k->len, k->stamp, k->sightings};
-    return buf_add(b, &r, sizeof r);
-}
 
 /* The tables, a few hundred entries at a time; -EAGAIN when they grew meanwhile. */
 static int put_tables(struct buf *b, struct space *s, struct space_head *head)
@@ -67,14 +48,14 @@ static int put_tables(struct buf *b, struct space *s, struct space_head *head)
     for (size_t i = 0; i < TEXTS && r == 0; i++)
         if (s->text[i]) r = buf_add(b, &s->text[i], sizeof s->text[i]), head->n_texts++;
     for (size_t i = 0; i < sides && r == 0; i++) {
-        if (s->side[i].seen) r = put_side(b, &s->side[i]), head->n_sides++;
+        if (s->side[i].seen) r = buf_add(b, &s->side[i], SIDE_BYTES), head->n_sides++;
         if (i % LEARN_BATCH < LEARN_BATCH - 1) continue;
         learn_unlock(s);
         learn_lock(s);
         if (s->n_sides != sides) r = -EAGAIN;
     }
     for (size_t i = 0; i < kept && r == 0; i++)
-        if (s->kept[i].sightings) r = put_kept(b, &s->kept[i]), head->n_kept++;
+        if (s->kept[i].sightings) r = buf_add(b, &s->kept[i], KEPT_BYTES), head->n_kept++;
     learn_unlock(s);
     return r;
 }
@@ -188,32 +169,6 @@ static bool take(struct reader *r, void *to, size_t bytes)
     return true;
 }
 
-static bool take_side(struct reader *r, struct seg_learner *l, struct space *s)
-{
-    struct side_record e;
-    if (!take(r, &e, sizeof e)) return false;
-    if (!s || !e.seen) return true;
-    learn_grow(l, s);
-    *learn_side_place(s, e.key) = (struct side){.key = e.key,
-                                                .neighbour = e.neighbour,
-                                                .stamp = e.stamp,
-                                                .seen = e.seen,
-                                                .turns = e.turns,
-                                                .sketch = e.sketch,
-                                                .moved = e.moved,
-                                                .repeated = e.repeated != 0};
-    return true;
-}
-
-static bool take_kept(struct reader *r, struct space *s)
-{
-    struct kept_record k;
-    if (!take(r, &k, sizeof k)) return false;
-    const struct kept kept = {k.start, k.all, k.len, k.stamp, k.sightings};
-    if (s && k.sightings) learn_kept_move(s, &kept);
-    return true;
-}
-
 static bool take_tables(struct reader *r, struct seg_learner *l, struct space *s,
                         const struct space_head *h)
 {
@@ -223,10 +178,18 @@ static bool take_tables(struct reader *r, struct seg_learner *l, struct space *s
         ok = take(r, &print, sizeof print);
         if (ok && s) s->text[(print >> 20) % TEXTS] = print;
     }
-    for (uint32_t i = 0; ok && i < h->n_sides; i++)
-        ok = take_side(r, l, s);
-    for (uint32_t i = 0; ok && i < h->n_kept; i++)
-        ok = take_kept(r, s);
+    for (uint32_t i = 0; ok && i < h->n_sides; i++) {
+        struct side e = {0};
+        ok = take(r, &e, SIDE_BYTES);
+        if (!ok || !s || !e.seen) continue;
+        learn_grow(l, s);
+        *learn_side_place(s, e.key) = e;
+    }
+    for (uint32_t i = 0; ok && i < h->n_kept; i++) {
+        struct kept k = {0};
+        ok = take(r, &k, KEPT_BYTES);
+        if (ok && s && k.sightings) learn_kept_move(s, &k);
+    }
     return ok;
 }
 
