@@ -2,15 +2,13 @@
  * must not silently do nothing. */
 #include "segment/segment_int.h"
 
-#include "base/assert.h"
 #include "base/mem.h"
 
 #include <dirent.h>
 #include <jansson.h>
-#include <stdlib.h>
 #include <string.h>
 
-enum { PRESET_FILE_BYTES_MAX = 64 << 10, PRESETS_MAX = 256 };
+enum { PRESETS_MAX = 256 };
 
 static void list_fini(struct pat_list *l)
 {
@@ -57,11 +55,10 @@ static int read_list(const char *file, const char *key, const json_t *v, struct 
     return 0;
 }
 
-static int read_split(const char *file, const json_t *v, enum preset_split *ret, struct err *err)
+static int read_split(const char *file, const char *s, enum preset_split *ret, struct err *err)
 {
     static const char *const names[] = {"blocks", "lines", "join", "whole"};
-    const char *s = json_string_value(v);
-    for (unsigned i = 0; s && i < sizeof names / sizeof *names; i++)
+    for (unsigned i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(s, names[i]) == 0) {
             *ret = (enum preset_split)i;
             return 0;
@@ -69,41 +66,38 @@ static int read_split(const char *file, const json_t *v, enum preset_split *ret,
     return err_set(err, -EINVAL, "%s: split must be blocks, lines, join or whole", file);
 }
 
-static int read_key(const char *file, const char *key, const json_t *v, struct preset *p,
-                    struct pat_list *question, struct err *err)
+static int read_preset(const char *file, json_t *root, struct preset *p, struct pat_list *question,
+                       struct err *err)
 {
-    const struct {
-        const char *key;
-        struct pat_list *list;
-    } lists[] = {{"begin", &p->begin}, {"end", &p->end},   {"open", &p->open},
-                 {"close", &p->close}, {"join", &p->join}, {"question", question}};
-    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
-        if (strcmp(key, lists[i].key) == 0) return read_list(file, key, v, lists[i].list, err);
-    const struct {
-        const char *key;
-        bool *flag;
-    } flags[] = {{"close_required", &p->close_required},
-                 {"to_end", &p->to_end},
-                 {"tool_only", &p->tool_only}};
-    for (size_t i = 0; i < sizeof flags / sizeof *flags && json_is_boolean(v); i++)
-        if (strcmp(key, flags[i].key) == 0) {
-            *flags[i].flag = json_is_true(v);
-            return 0;
-        }
-    if (strcmp(key, "note") == 0 && json_is_string(v)) return 0;
-    if (strcmp(key, "split") == 0) return read_split(file, v, &p->split, err);
-    if (strcmp(key, "min_matches") == 0 && json_is_integer(v) && json_integer_value(v) >= 1 &&
-        json_integer_value(v) <= 100) {
-        p->min_matches = (unsigned)json_integer_value(v);
-        return 0;
-    }
-    if (strcmp(key, "name") == 0 && json_is_string(v)) {
-        if (p->name || !detector_ok(json_string_value(v), json_string_length(v)))
-            return err_set(err, -EINVAL, "%s: bad name", file);
-        p->name = mem_strdup(json_string_value(v));
-        return p->name ? 0 : err_set(err, -ENOMEM, "no memory for presets");
-    }
-    return err_set(err, -EINVAL, "%s: unknown key or wrong type: %s", file, key);
+    enum { BEGIN, END, OPEN, CLOSE, JOIN, QUESTION, LISTS };
+    static const char *const key[LISTS] = {"begin", "end", "open", "close", "join", "question"};
+    struct pat_list *const list[LISTS] = {&p->begin, &p->end,  &p->open,
+                                          &p->close, &p->join, question};
+    json_t *v[LISTS] = {NULL};
+    const char *name = NULL, *note, *split = "blocks";
+    int min_matches = 2, close_required = 0, to_end = 0, tool_only = 0;
+    json_error_t je;
+    if (json_unpack_ex(root, &je, JSON_STRICT,
+                       "{s?s, s?s, s?s, s?i, s?b, s?b, s?b, s?o, s?o, s?o, s?o, s?o, s?o}", "name",
+                       &name, "note", &note, "split", &split, "min_matches", &min_matches,
+                       "close_required", &close_required, "to_end", &to_end, "tool_only",
+                       &tool_only, key[BEGIN], &v[BEGIN], key[END], &v[END], key[OPEN], &v[OPEN],
+                       key[CLOSE], &v[CLOSE], key[JOIN], &v[JOIN], key[QUESTION], &v[QUESTION]) < 0)
+        return err_set(err, -EINVAL, "%s: %s", file, je.text);
+    if (name && !detector_ok(name, strlen(name)))
+        return err_set(err, -EINVAL, "%s: bad name", file);
+    if (min_matches < 1 || min_matches > 100)
+        return err_set(err, -EINVAL, "%s: min_matches must be 1 to 100", file);
+    p->min_matches = (unsigned)min_matches;
+    p->close_required = close_required;
+    p->to_end = to_end;
+    p->tool_only = tool_only;
+    if (name && !(p->name = mem_strdup(name)))
+        return err_set(err, -ENOMEM, "no memory for presets");
+    int r = read_split(file, split, &p->split, err);
+    for (int i = 0; i < LISTS && r == 0; i++)
+        if (v[i]) r = read_list(file, key[i], v[i], list[i], err);
+    return r;
 }
 
 /* A preset needs something that tells where chunks are. */
@@ -119,24 +113,14 @@ static int preset_check(const char *file, const struct preset *p, struct err *er
     return 0;
 }
 
-static int load_one(struct seg_presets *s, const char *file, const char *text, size_t len,
+/* Takes root; NULL: why not. */
+static int load_one(struct seg_presets *s, const char *file, json_t *root, const json_error_t *je,
                     struct err *err)
 {
-    json_error_t je;
-    json_t *root = json_loadb(text, len, JSON_REJECT_DUPLICATES, &je);
-    if (!root) return err_set(err, -EINVAL, "%s:%d: %s", file, je.line, je.text);
-    struct preset p = {.min_matches = 2};
-    const char *key;
-    json_t *v;
+    if (!root) return err_set(err, -EINVAL, "%s:%d: %s", file, je->line, je->text);
+    struct preset p = {0};
     unsigned n_question = s->question.n;
-    int r = json_is_object(root) ? 0 : err_set(err, -EINVAL, "%s: not an object", file);
-    if (r == 0) {
-        json_object_foreach(root, key, v)
-        {
-            r = read_key(file, key, v, &p, &s->question, err);
-            if (r < 0) break;
-        }
-    }
+    int r = read_preset(file, root, &p, &s->question, err);
     json_decref(root);
     bool keeps = r == 0 && s->question.n == n_question; /* a file of lead-ins has no preset */
     if (keeps) r = preset_check(file, &p, err);
@@ -164,24 +148,10 @@ static int is_json(const struct dirent *d)
 static int load_file(struct seg_presets *s, const char *dir, const char *name, struct err *err)
 {
     char path[4096];
+    json_error_t je;
     if (snprintf(path, sizeof path, "%s/%s", dir, name) >= (int)sizeof path)
         return err_set(err, -ENAMETOOLONG, "path of preset %s is too long", name);
-    FILE *f = fopen(path, "rb");
-    if (!f) return err_set(err, -errno, "cannot open preset %s", path);
-    char *text = mem_alloc(PRESET_FILE_BYTES_MAX + 1);
-    size_t len = text ? fread(text, 1, PRESET_FILE_BYTES_MAX + 1, f) : 0;
-    int r = 0;
-    if (!text)
-        r = err_set(err, -ENOMEM, "no memory for presets");
-    else if (ferror(f))
-        r = err_set(err, -EIO, "cannot read preset %s", path);
-    else if (len > PRESET_FILE_BYTES_MAX)
-        r = err_set(err, -ERANGE, "preset %s is larger than 64 KiB", path);
-    else
-        r = load_one(s, path, text, len, err);
-    fclose(f);
-    mem_free(text);
-    return r;
+    return load_one(s, path, json_load_file(path, JSON_REJECT_DUPLICATES, &je), &je, err);
 }
 
 /* In the order of their names, so that ties do not depend on the folder's. */
@@ -205,9 +175,11 @@ int seg_presets_load(const char *dir, struct seg_presets **ret, struct err *err)
     struct seg_presets *s = mem_zalloc(sizeof *s);
     if (!s) return err_set(err, -ENOMEM, "no memory for presets");
     int r = dir ? load_dir(s, dir, err) : 0;
-    for (size_t i = 0; !dir && r == 0 && i < seg_n_builtins; i++)
-        r = load_one(s, seg_builtins[i].file, seg_builtins[i].json, strlen(seg_builtins[i].json),
-                     err);
+    for (size_t i = 0; !dir && r == 0 && i < seg_n_builtins; i++) {
+        const struct seg_builtin *b = &seg_builtins[i];
+        json_error_t je;
+        r = load_one(s, b->file, json_loads(b->json, JSON_REJECT_DUPLICATES, &je), &je, err);
+    }
     if (r < 0) {
         seg_presets_free(s);
         return r;
