@@ -347,9 +347,10 @@ static int parse_entry(struct entry *e, const struct gw_config *c, const char *t
     return r;
 }
 
-static int parse_list(const struct gw_config *c, const struct gw_strs *texts, bool workers,
-                      struct gw_upstreams **ret, struct err *err)
+int gw_upstreams_parse(const struct gw_config *c, bool workers, struct gw_upstreams **ret,
+                       struct err *err)
 {
+    const struct gw_strs *texts = workers ? &c->workers : &c->upstreams;
     struct gw_upstreams *l = mem_zalloc(sizeof *l);
     if (!l) return -ENOMEM;
     int r = 0;
@@ -374,16 +375,6 @@ static int parse_list(const struct gw_config *c, const struct gw_strs *texts, bo
     }
     *ret = l;
     return 0;
-}
-
-int gw_upstreams_parse(const struct gw_config *c, struct gw_upstreams **ret, struct err *err)
-{
-    return parse_list(c, &c->upstreams, false, ret, err);
-}
-
-int gw_workers_parse(const struct gw_config *c, struct gw_upstreams **ret, struct err *err)
-{
-    return parse_list(c, &c->workers, true, ret, err);
 }
 
 static void wipe(char *secret)

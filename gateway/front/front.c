@@ -422,7 +422,7 @@ static void on_close(void *ctx, struct http_req *r, bool aborted)
 static void on_drain(void *ctx, struct http_req *r)
 {
     struct gw_req *q = r->user;
-    if (q) gw_answer_drain(q);
+    if (q && q->send.call) http_call_pause(q->send.call, false);
 }
 
 static void on_refuse(void *ctx, int status, const char *why, const struct http_head *head,

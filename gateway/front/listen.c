@@ -92,9 +92,9 @@ static int listen_passed(struct gw_server *server, const struct gw_config *c, bo
 {
     struct http_server *s = admin ? server->loops[0].admin : server->loops[0].public;
     size_t n = 0;
-    for (size_t i = 0; server->sysd && i < gw_sysd_n_fds(server->sysd); i++) {
-        const char *name;
-        struct http_listen_opts o = {.fd = gw_sysd_fd(server->sysd, i, &name)};
+    for (size_t i = 0; server->sysd && i < server->sysd->n_fds; i++) {
+        const char *name = server->sysd->name[i];
+        struct http_listen_opts o = {.fd = GW_SYSD_FIRST_FD + (int)i};
         bool tls = !admin && strcmp(name, "https") == 0;
         if ((strcmp(name, "admin") == 0) != admin) continue;
         int r = tls ? need_tls(server, c, err) : 0;

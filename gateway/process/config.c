@@ -176,8 +176,8 @@ static int check_whole(const struct gw_config *c, struct buf *out)
             (void)buf_adds(out, "keys.list: expected a key, found an empty text\n");
     struct gw_upstreams *ups = NULL, *workers = NULL;
     struct err err = {0};
-    int r = gw_upstreams_parse(c, &ups, &err);
-    if (r == 0) r = gw_workers_parse(c, &workers, &err);
+    int r = gw_upstreams_parse(c, false, &ups, &err);
+    if (r == 0) r = gw_upstreams_parse(c, true, &workers, &err);
     if (r < 0) (void)buf_addf(out, "%s\n", err.msg[0] ? err.msg : "upstreams: out of memory");
     r = out->len > before ? -EINVAL : 0;
     warn_exposed(out, "keys.file", c->api_key_file);

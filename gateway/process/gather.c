@@ -24,7 +24,7 @@ struct gw_gather {
     struct gw_page *page;
 };
 
-static void gather_free(struct gw_gather *g)
+void gw_gather_cancel(struct gw_gather *g)
 {
     if (!g) return;
     for (size_t i = 0; i < g->n; i++) {
@@ -41,7 +41,7 @@ static void gather_finish(void *arg) /* also when the time is over */
     struct gw_gather *g = arg;
     g->q->gather = NULL;
     g->q->route->gathered(g->q, g->page, g->n);
-    gather_free(g);
+    gw_gather_cancel(g);
 }
 
 static void part_head(void *ctx, int status, const struct http_head *h)
@@ -91,7 +91,7 @@ static struct gw_gather *gather_create(struct gw_req *q, size_t n_targets)
     g->page = mem_zalloc((n_targets + 1) * sizeof *g->page);
     if (g->page && http_timer_create(q->loop->http_loop, gather_finish, g, &g->timer) == 0)
         return g;
-    gather_free(g);
+    gw_gather_cancel(g);
     return NULL;
 }
 
@@ -104,7 +104,7 @@ void gw_gather(struct gw_req *q)
     const unsigned timeout_ms = route->props & GW_R_METRICS ? METRICS_MS : OTHERS_MS;
     struct buf path = BUF_INIT;
     if (!g || buf_addf(&path, "%s%s", route->path, route->props & GW_R_REST ? q->rest : "") < 0) {
-        gather_free(g);
+        gw_gather_cancel(g);
         gw_answer_no_memory(q);
         return;
     }
@@ -120,9 +120,4 @@ void gw_gather(struct gw_req *q)
     buf_fini(&path);
     http_timer_set(g->timer, g->n_open ? timeout_ms : 0);
     q->gather = g;
-}
-
-void gw_gather_cancel(struct gw_gather *g)
-{
-    gather_free(g);
 }

@@ -51,12 +51,6 @@ int gw_settings_create(struct gw_config *c, const struct gw_keys *old, struct gw
     return r;
 }
 
-struct gw_settings *gw_settings_ref(struct gw_settings *s)
-{
-    (void)atomic_fetch_add(&s->n_refs, 1);
-    return s;
-}
-
 void gw_settings_unref(struct gw_settings *s)
 {
     if (!s || atomic_fetch_sub(&s->n_refs, 1) > 1) return;
@@ -69,7 +63,8 @@ void gw_settings_unref(struct gw_settings *s)
 struct gw_settings *gw_server_settings(struct gw_server *server)
 {
     (void)pthread_mutex_lock(&server->lock);
-    struct gw_settings *s = gw_settings_ref(server->settings);
+    struct gw_settings *s = server->settings;
+    (void)atomic_fetch_add(&s->n_refs, 1);
     (void)pthread_mutex_unlock(&server->lock);
     return s;
 }

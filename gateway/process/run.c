@@ -201,7 +201,7 @@ static int reload(void *ctx, struct buf *ret_restart, struct err *err)
         (void)err_set(err, r, "configuration unchanged: %.*s", (int)strcspn(buf_cstr(&text), "\n"),
                       buf_cstr(&text));
     if (r == 0) r = gw_settings_create(c, old->keys, &s, err);
-    if (r == 0) r = gw_upstreams_parse(s->config, &ups, err);
+    if (r == 0) r = gw_upstreams_parse(s->config, false, &ups, err);
     if (r == 0 && server->tls) r = http_tls_reload(server->tls, err);
     if (r == 0) {
         r = gw_fleet_set_upstreams(server->fleet, ups, err);
@@ -277,10 +277,10 @@ static int start_fleet(struct gw_run *u, struct err *err)
     const struct gw_config *c = first_config(u);
     struct gw_upstreams *ups = NULL;
     struct http_loop *loop = control(u)->http_loop;
-    int r = gw_upstreams_parse(c, &ups, err);
+    int r = gw_upstreams_parse(c, false, &ups, err);
     if (r == 0) r = gw_directory_create(DIRECTORY_BYTES, &server->directory);
     if (r == 0) r = gw_fleet_create(loop, c, server->directory, &fleet_ops, u, &server->fleet);
-    if (r == 0) r = gw_workers_parse(c, &u->workers, err);
+    if (r == 0) r = gw_upstreams_parse(c, true, &u->workers, err);
     for (size_t i = 0; r == 0 && i < c->workers.n; i++) {
         const struct gw_upstream *w = &u->workers->up[i];
         unsigned index;
@@ -333,7 +333,8 @@ static int start_gateway(struct gw_run *u, struct gw_config *c, struct err *err)
     server->run_ctx = u;
     int r = gw_settings_create(c, NULL, &server->first, err);
     if (r < 0) return r;
-    server->settings = gw_settings_ref(server->first);
+    server->settings = server->first;
+    (void)atomic_fetch_add(&server->first->n_refs, 1);
     const char *presets =
         opt_given(c->opts, "worker.presets") ? opt_str(c->opts, "worker.presets") : NULL;
     r = gw_loops_create(server, c->loops);

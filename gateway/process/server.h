@@ -91,7 +91,6 @@ struct gw_loop {
 /* Takes c, also where it fails. old: keys whose accounts go on; NULL: none. */
 int gw_settings_create(struct gw_config *c, const struct gw_keys *old, struct gw_settings **ret,
                        struct err *err);
-struct gw_settings *gw_settings_ref(struct gw_settings *s);
 void gw_settings_unref(struct gw_settings *s);
 /* A reference to the current ones. */
 struct gw_settings *gw_server_settings(struct gw_server *server);

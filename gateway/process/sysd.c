@@ -16,20 +16,6 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum {
-    FIRST_FD = 3, /* SD_LISTEN_FDS_START */
-    FDS_MAX = 16,
-};
-
-struct gw_sysd {
-    struct http_timer *watchdog;
-    uint64_t watchdog_ms;
-    size_t n_fds;
-    char *names; /* cut by NULs */
-    const char *name[FDS_MAX];
-    char notify[sizeof(((struct sockaddr_un *)0)->sun_path)];
-};
-
 /* A whole number out of a variable; 0 when it is not set, -1 when it is none. */
 static int64_t number_of(const char *variable)
 {
@@ -47,15 +33,15 @@ static bool for_us(const char *pid_variable)
 static int read_fds(struct gw_sysd *s, struct err *err)
 {
     int64_t n = getenv("LISTEN_PID") && for_us("LISTEN_PID") ? number_of("LISTEN_FDS") : 0;
-    if (n < 0 || n > FDS_MAX)
-        return err_set(err, -EINVAL, "LISTEN_FDS: expected 0 to %d, found \"%.20s\"", FDS_MAX,
-                       getenv("LISTEN_FDS"));
+    if (n < 0 || n > GW_SYSD_FDS_MAX)
+        return err_set(err, -EINVAL, "LISTEN_FDS: expected 0 to %d, found \"%.20s\"",
+                       GW_SYSD_FDS_MAX, getenv("LISTEN_FDS"));
     const char *names = getenv("LISTEN_FDNAMES");
     s->names = mem_strdup(names ? names : "");
     if (!s->names) return -ENOMEM;
     char *at = s->names;
     for (size_t i = 0; i < (size_t)n; i++) {
-        int fd = FIRST_FD + (int)i;
+        int fd = GW_SYSD_FIRST_FD + (int)i;
         if (fcntl(fd, F_SETFD, FD_CLOEXEC) < 0)
             return err_set(err, -EINVAL, "LISTEN_FDS: descriptor %d is not open", fd);
         s->name[i] = *at ? at : "unknown";
@@ -102,17 +88,6 @@ int gw_sysd_create(struct http_loop *l, struct gw_sysd **ret, struct err *err)
     }
     *ret = s;
     return 0;
-}
-
-size_t gw_sysd_n_fds(const struct gw_sysd *s)
-{
-    return s->n_fds;
-}
-
-int gw_sysd_fd(const struct gw_sysd *s, size_t i, const char **ret_name)
-{
-    *ret_name = s->name[i];
-    return FIRST_FD + (int)i;
 }
 
 void gw_sysd_tell(const struct gw_sysd *s, const char *state)

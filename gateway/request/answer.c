@@ -362,11 +362,6 @@ const struct http_call_ops gw_answer_ops = {on_answer_head, on_answer_body, on_a
 
 /* ---- the client's side ---- */
 
-void gw_answer_drain(struct gw_req *q)
-{
-    if (q->send.call) http_call_pause(q->send.call, false);
-}
-
 /* Headers before the target's: the client learns that its request lives. */
 static void begin_early(struct gw_req *q)
 {
@@ -409,10 +404,4 @@ void gw_answer_reset(struct gw_req *q)
     q->first_byte_ns = 0;
     buf_clear(&q->ans.body);
     buf_clear(&q->ans.headers);
-}
-
-void gw_answer_fini(struct gw_req *q)
-{
-    buf_fini(&q->ans.headers);
-    buf_fini(&q->ans.body);
 }

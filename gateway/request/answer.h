@@ -26,11 +26,9 @@ static inline bool gw_answer_in_events(const struct gw_answering *a)
 {
     return a->begun && (a->sse || a->early);
 }
-extern const struct http_call_ops gw_answer_ops; /* ctx: struct gw_req */
-void gw_answer_reset(struct gw_req *q);          /* before another try */
-void gw_answer_fini(struct gw_req *q);
+extern const struct http_call_ops gw_answer_ops;             /* ctx: struct gw_req */
+void gw_answer_reset(struct gw_req *q);                      /* before another try */
 enum gw_outcome gw_answer_outcome(const struct gw_req *q);   /* of a whole answer */
-void gw_answer_drain(struct gw_req *q);                      /* the client takes bytes again */
 void gw_answer_keepalive(struct gw_req *q, uint64_t now_ns); /* a comment when one is due */
 
 #endif

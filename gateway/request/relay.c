@@ -238,7 +238,8 @@ void gw_relay_close(struct gw_req *q)
     if (q->loop_call) q->loop_call->q = NULL;
     if (q->park.timer) http_timer_destroy(q->park.timer);
     if (q->active) gw_stats_add(GW_M_ACTIVE, -1);
-    gw_answer_fini(q);
+    buf_fini(&q->ans.headers);
+    buf_fini(&q->ans.body);
     gw_send_fini(q);
     q->stage = GW_ANSWERED;
     gw_admission_leave(q);

@@ -176,7 +176,7 @@ static int set_upstreams(struct site *s, const char *const *entry, size_t n)
             (void)snprintf(text[i], sizeof text[i], "%s", entry[i]);
     }
     s->config.upstreams = (struct gw_strs){v, n};
-    int r = gw_upstreams_parse(&s->config, &l, &err);
+    int r = gw_upstreams_parse(&s->config, false, &l, &err);
     if (r < 0) test_fail(__FILE__, __LINE__, "%s", err.msg);
     gw_fleet_configure(s->fleet, &s->config);
     r = gw_fleet_set_upstreams(s->fleet, l, &err);
@@ -1149,7 +1149,7 @@ TEST(out_of_memory)
                      "http://127.0.0.1:2 name=b"};
         struct gw_upstreams *l;
         s.config.upstreams = (struct gw_strs){v, 2};
-        ASSERT_OK(gw_upstreams_parse(&s.config, &l, NULL));
+        ASSERT_OK(gw_upstreams_parse(&s.config, false, &l, NULL));
         mem_fail_nth(n);
         int r = gw_fleet_set_upstreams(s.fleet, l, NULL);
         bool fired = mem_fail_fired();

@@ -20,7 +20,7 @@ static struct gw_upstreams *parse(const char *const *entry, size_t n)
     struct gw_upstreams *l = NULL;
     c.upstreams = (struct gw_strs){(char **)(uintptr_t)entry, n};
     why = (struct err){0};
-    int r = gw_upstreams_parse(&c, &l, &why);
+    int r = gw_upstreams_parse(&c, false, &l, &why);
     if (r < 0) ASSERT_TRUE(!l);
     return l;
 }
@@ -217,7 +217,7 @@ TEST(workers)
                           "https://w:8443 api_key=sk-w ca_file=/ca insecure=false"};
     struct gw_config c = {.workers = {(char **)(uintptr_t)good, 5}};
     struct gw_upstreams *l = NULL;
-    ASSERT_OK(gw_workers_parse(&c, &l, &why));
+    ASSERT_OK(gw_upstreams_parse(&c, true, &l, &why));
     ASSERT_STREQ(l->up[0].address, "10.0.0.7:8020");
     ASSERT_STREQ(l->up[1].address, "h:1");
     ASSERT_STREQ(l->up[2].address, "unix:/run/w.sock");
@@ -232,7 +232,7 @@ TEST(workers)
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         c.workers = (struct gw_strs){(char **)(uintptr_t)&bad[i], 1};
         why = (struct err){0};
-        if (gw_workers_parse(&c, &l, &why) == 0)
+        if (gw_upstreams_parse(&c, true, &l, &why) == 0)
             test_fail(__FILE__, __LINE__, "accepted: %s", bad[i]);
         ASSERT_TRUE(strstr(why.msg, "workers, entry 1") != NULL);
     }
@@ -340,7 +340,7 @@ TEST(mappings_lists_and_variables)
     struct gw_upstreams *l;
     struct buf problems = BUF_INIT;
     ASSERT_OK(gw_config_load(2, argv, none, &c, &problems));
-    ASSERT_OK(gw_upstreams_parse(c, &l, NULL));
+    ASSERT_OK(gw_upstreams_parse(c, false, &l, NULL));
     ASSERT_EQ(l->n, 2);
     ASSERT_NEAR(l->up[0].weight, 2, 0);
     ASSERT_STREQ(l->up[1].name, "bee");
@@ -350,7 +350,7 @@ TEST(mappings_lists_and_variables)
     gw_upstreams_free(l);
     gw_config_free(c);
     ASSERT_OK(gw_config_load(1, argv, env, &c, &problems));
-    ASSERT_OK(gw_upstreams_parse(c, &l, NULL));
+    ASSERT_OK(gw_upstreams_parse(c, false, &l, NULL));
     ASSERT_EQ(l->n, 2);
     ASSERT_EQ(l->up[0].n_models, 2);
     ASSERT_STREQ(l->up[1].separator, " ; ");
