@@ -371,16 +371,20 @@ int gw_fleet_drain(struct gw_fleet *f, const char *name, bool drain)
     return t ? 0 : -ENOENT;
 }
 
-void gw_fleet_lost(struct gw_fleet *f, unsigned index)
+static void process_is(struct gw_fleet *f, struct gw_target *t, enum gw_target_state s)
 {
-    ASSERT(index < f->n);
-    struct gw_target *t = f->target[index];
-    fleet_probe_cancel(&t->probe);
     fleet_lock(f);
-    fleet_set_health(f, t, GW_TARGET_DOWN);
+    fleet_set_health(f, t, s);
     fleet_unlock(f);
     fleet_probe_soon(&t->probe, 0);
     fleet_pump(f);
+}
+
+void gw_fleet_lost(struct gw_fleet *f, unsigned index)
+{
+    ASSERT(index < f->n);
+    fleet_probe_cancel(&f->target[index]->probe);
+    process_is(f, f->target[index], GW_TARGET_DOWN);
 }
 
 void gw_fleet_expect(struct gw_fleet *f, unsigned index)
@@ -390,10 +394,8 @@ void gw_fleet_expect(struct gw_fleet *f, unsigned index)
     t->probe.failures = 0;
     fleet_lock(f);
     t->health.last_ok_ns = clock_ns();
-    fleet_set_health(f, t, GW_TARGET_LOADING);
     fleet_unlock(f);
-    fleet_probe_soon(&t->probe, 0);
-    fleet_pump(f);
+    process_is(f, t, GW_TARGET_LOADING);
 }
 
 /* ---- upstreams: the configuration's list becomes targets ---- */

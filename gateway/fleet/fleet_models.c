@@ -13,6 +13,7 @@
 
 #include <fnmatch.h>
 #include <jansson.h>
+#include <search.h>
 #include <string.h>
 
 enum { MODELS_MAX = 4096, ID_BYTES_MAX = 512 };
@@ -241,50 +242,33 @@ int gw_fleet_model(const struct gw_fleet *f, const char *id, struct buf *out)
     return r;
 }
 
-struct names { /* each once; lists of thousands are joined under the lock */
-    const char **slot;
-    size_t mask;
-};
-
-static bool is_new(struct names *s, const char *id)
+static int by_name(const void *a, const void *b)
 {
-    size_t i = seg_text_id("fleet", id, strlen(id)) & s->mask;
-    for (; s->slot[i]; i = (i + 1) & s->mask)
-        if (strcmp(s->slot[i], id) == 0) return false;
-    s->slot[i] = id;
-    return true;
+    return strcmp(a, b);
 }
 
-/* Locked: room for the names of all targets. */
-static int names_init(struct names *s, const struct gw_fleet *f)
+static void keep(void *name)
 {
-    size_t total = 0, size = 16;
-    for (size_t i = 0; i < f->n; i++)
-        total += f->target[i]->models.n;
-    while (size < 2 * total)
-        size *= 2;
-    s->mask = size - 1;
-    s->slot = mem_zalloc(size * sizeof *s->slot);
-    return s->slot ? 0 : -ENOMEM;
-}
+} /* it is its target's */
 
 int gw_fleet_list_models(const struct gw_fleet *f, const struct gw_key *key, struct buf *out)
 {
     int r = buf_adds(out, "{\"object\":\"list\",\"data\":[");
-    struct names names = {NULL, 0};
+    void *names = NULL; /* each once; lists of thousands are joined under the lock */
     unsigned n = 0;
     fleet_lock(f);
-    if (r == 0) r = names_init(&names, f);
     for (size_t i = 0; r == 0 && i < f->n; i++) {
         const struct gw_target *t = f->target[i];
         if (t->retired || t->leaving) continue;
         for (size_t j = 0; r == 0 && j < t->models.n; j++) {
             const char *id = t->models.v[j].id;
-            if (!is_new(&names, id) || (key && !gw_key_allows(key, id))) continue;
+            const void *const *first = tsearch(id, &names, by_name);
+            if (!first) r = -ENOMEM;
+            if (!first || *first != id || (key && !gw_key_allows(key, id))) continue;
             r = buf_addf(out, "%s%s", n++ ? "," : "", t->models.v[j].json);
         }
     }
     fleet_unlock(f);
-    mem_free(names.slot);
+    tdestroy(names, keep);
     return r < 0 ? r : buf_adds(out, "]}");
 }

@@ -57,9 +57,9 @@ struct gw_upstreams {
     struct arena texts;
     unsigned n_users; /* targets and leases that hold an entry; kept by the fleet */
 };
-/* The configuration's entries; their defaults come from its timeouts. workers: those of the workers
- * that run elsewhere, a URL (or HOST:PORT, which is http) and how to get in. -EINVAL with a sentence
- * that names the entry and never a key. */
+/* The configuration's entries; their defaults come from its timeouts. workers: those of workers
+ * that run elsewhere, a URL (or HOST:PORT, which is http) and how to get in. -EINVAL with a
+ * sentence that names the entry and never a key. */
 int gw_upstreams_parse(const struct gw_config *c, bool workers, struct gw_upstreams **ret,
                        struct err *err);
 void gw_upstreams_free(struct gw_upstreams *l);

@@ -1,5 +1,3 @@
-/* What the gateway answers itself, in one place: headers, errors, documents, and the end of a
- * stream that has begun. */
 #include "gateway/front/reply.h"
 
 #include "base/buf.h"
@@ -68,11 +66,13 @@ void gw_answer_break(struct gw_req *q, enum gw_error e, const char *message)
     (void)http_reply_end(q->http);
 }
 
-/* The answer's headers and body; where a stream has begun, its end. */
-static void reply_error(struct gw_req *q, enum gw_error e, const char *param, const char *message,
-                        struct buf *headers)
+/* The answer's headers and body; where a stream has begun, its end. Takes the headers. */
+static void reply_error(struct gw_req *q, enum gw_error e, const char *param, struct buf *headers,
+                        const char *fmt, va_list ap)
 {
+    char message[512];
     struct buf body = BUF_INIT;
+    (void)vsnprintf(message, sizeof message, fmt, ap);
     if (q->end == GW_END_OK) q->end = GW_END_REFUSED;
     if (q->ans.begun) {
         gw_answer_break(q, e, message);
@@ -86,30 +86,26 @@ static void reply_error(struct gw_req *q, enum gw_error e, const char *param, co
 
 void gw_answer_error(struct gw_req *q, enum gw_error e, const char *param, const char *fmt, ...)
 {
-    char message[512];
     struct buf headers = BUF_INIT;
     va_list ap;
-    va_start(ap, fmt);
-    (void)vsnprintf(message, sizeof message, fmt, ap);
-    va_end(ap);
     (void)gw_error_headers(e, &headers);
     if (e == GW_E_METHOD)
         (void)buf_addf(&headers, "Allow: %s%s\r\n", q->route->methods,
                        strncmp(q->route->methods, "GET", 3) == 0 ? ", HEAD" : "");
-    reply_error(q, e, param, message, &headers);
+    va_start(ap, fmt);
+    reply_error(q, e, param, &headers, fmt, ap);
+    va_end(ap);
 }
 
 void gw_answer_error_after(struct gw_req *q, enum gw_error e, uint64_t after_ms, const char *fmt,
                            ...)
 {
-    char message[512];
     struct buf headers = BUF_INIT;
     va_list ap;
-    va_start(ap, fmt);
-    (void)vsnprintf(message, sizeof message, fmt, ap);
-    va_end(ap);
     (void)gw_error_headers_after(e, after_ms, &headers);
-    reply_error(q, e, NULL, message, &headers);
+    va_start(ap, fmt);
+    reply_error(q, e, NULL, &headers, fmt, ap);
+    va_end(ap);
 }
 
 void gw_answer_no_backend(struct gw_req *q, enum gw_error e, const char *what)

@@ -171,21 +171,17 @@ int gw_loops_create(struct gw_server *server, unsigned n)
     server->on_told = on_told;
     server->loops = mem_zalloc(n * sizeof *server->loops);
     if (!server->loops) return -ENOMEM;
-    for (server->n_loops = 0; server->n_loops < n; server->n_loops++) {
+    while (server->n_loops < n) {
         struct gw_loop *loop = &server->loops[server->n_loops];
         loop->server = server;
         loop->stock = (struct mem_stock){sizeof(struct gw_req), STOCK_MAX};
-        loop->index = server->n_loops;
+        loop->index = server->n_loops++;
         loop->accepting = true;
         int r = http_loop_create(&loop->http_loop);
         if (r == 0)
             r = http_timer_create(loop->http_loop, on_queue_timer, loop, &loop->queue_timer);
         if (r == 0) r = http_timer_create(loop->http_loop, on_tick, loop, &loop->tick);
-        if (r < 0) {
-            if (loop->queue_timer) http_timer_destroy(loop->queue_timer);
-            http_loop_destroy(loop->http_loop);
-            return r;
-        }
+        if (r < 0) return r;
         http_timer_set(loop->tick, TICK_MS);
     }
     return 0;

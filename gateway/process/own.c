@@ -8,8 +8,7 @@
 #include "gateway/fleet/fleet.h"
 #include "gateway/fleet/view.h"
 #include "gateway/process/config.h"
-#include "gateway/process/findmodel.h"
-#include "gateway/process/rundir.h"
+#include "gateway/process/places.h"
 #include "gateway/process/stats.h"
 
 #include <fcntl.h>

@@ -15,7 +15,7 @@
 #include "gateway/process/config.h"
 #include "gateway/process/memory.h"
 #include "gateway/process/own.h"
-#include "gateway/process/rundir.h"
+#include "gateway/process/places.h"
 #include "gateway/process/server.h"
 #include "gateway/process/sysd.h"
 #include "segment/segment.h"

@@ -28,16 +28,17 @@ static struct metric single[] = {
     GW_METRIC_TABLE(X)
 #undef X
 };
-#define HISTOGRAM(n, b, h)                                                                         \
-    {                                                                                              \
-        .name = (n), .help = (h), .type = METRIC_HISTOGRAM, .bounds = (b),                         \
-        .n_bounds = sizeof(b) / sizeof *(b)                                                        \
-    }
-static struct metric overhead =
-    HISTOGRAM("kvblend_gateway_overhead_seconds", overhead_bounds,
-              "Time the gateway itself took before a request went to a worker.");
-static struct metric queue_wait =
-    HISTOGRAM("kvblend_gateway_queue_seconds", queue_bounds, "Wait for a turn at the gateway.");
+static struct metric overhead = {
+    .name = "kvblend_gateway_overhead_seconds",
+    .help = "Time the gateway itself took before a request went to a worker.",
+    .type = METRIC_HISTOGRAM,
+    .bounds = overhead_bounds,
+    .n_bounds = sizeof overhead_bounds / sizeof *overhead_bounds};
+static struct metric queue_wait = {.name = "kvblend_gateway_queue_seconds",
+                                   .help = "Wait for a turn at the gateway.",
+                                   .type = METRIC_HISTOGRAM,
+                                   .bounds = queue_bounds,
+                                   .n_bounds = sizeof queue_bounds / sizeof *queue_bounds};
 
 enum { VALUES_MAX = 20, LABEL_BYTES = 32 };
 struct counters { /* one for each value of a label; the last for all that is no other */

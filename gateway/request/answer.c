@@ -31,18 +31,9 @@ enum {
 
 static bool response_header_dropped(const struct http_header *h)
 {
-    static const struct http_name drop[] = {HTTP_NAME("connection"),
-                                            HTTP_NAME("keep-alive"),
-                                            HTTP_NAME("te"),
-                                            HTTP_NAME("trailer"),
-                                            HTTP_NAME("upgrade"),
-                                            HTTP_NAME("date"),
-                                            HTTP_NAME("transfer-encoding"),
-                                            HTTP_NAME("content-type"),
-                                            HTTP_NAME("content-length"),
-                                            HTTP_NAME("server"),
-                                            HTTP_NAME("x-request-id")};
-    return http_header_in(h, drop, sizeof drop / sizeof drop[0]) || http_header_begins(h, "proxy-");
+    static const struct http_name drop[] = {HTTP_NAME("date"), HTTP_NAME("content-type"),
+                                            HTTP_NAME("server")};
+    return gw_send_drops(h) || http_header_in(h, drop, sizeof drop / sizeof drop[0]);
 }
 
 /* What the gateway says itself must not come twice. */

@@ -28,17 +28,23 @@ enum { HEADERS_USUAL_BYTES = 960 }; /* chosen: one small block */
 
 /* ---- headers ---- */
 
-/* Hop-by-hop, ours to set, or nothing a target may know. */
-static bool dropped(const struct http_header *h)
+bool gw_send_drops(const struct http_header *h)
 {
     static const struct http_name drop[] = {
         HTTP_NAME("connection"),        HTTP_NAME("keep-alive"),  HTTP_NAME("te"),
-        HTTP_NAME("trailer"),           HTTP_NAME("upgrade"),     HTTP_NAME("host"),
-        HTTP_NAME("transfer-encoding"), HTTP_NAME("expect"),      HTTP_NAME("content-length"),
-        HTTP_NAME("authorization"),     HTTP_NAME("x-api-key"),   HTTP_NAME("cookie"),
-        HTTP_NAME("x-request-id"),      HTTP_NAME("traceparent"), HTTP_NAME("http2-settings"),
-        HTTP_NAME(GW_HOP_HEADER)};
+        HTTP_NAME("trailer"),           HTTP_NAME("upgrade"),     HTTP_NAME("content-length"),
+        HTTP_NAME("transfer-encoding"), HTTP_NAME("x-request-id")};
     return http_header_in(h, drop, sizeof drop / sizeof drop[0]) || http_header_begins(h, "proxy-");
+}
+
+/* Ours to set, or nothing a target may know. */
+static bool dropped(const struct http_header *h)
+{
+    static const struct http_name drop[] = {
+        HTTP_NAME("host"),        HTTP_NAME("expect"),        HTTP_NAME("authorization"),
+        HTTP_NAME("x-api-key"),   HTTP_NAME("cookie"),        HTTP_NAME("traceparent"),
+        HTTP_NAME(GW_HOP_HEADER), HTTP_NAME("http2-settings")};
+    return gw_send_drops(h) || http_header_in(h, drop, sizeof drop / sizeof drop[0]);
 }
 
 bool gw_send_hop_only(const struct http_head *h, const char *name)

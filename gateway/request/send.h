@@ -23,6 +23,8 @@ struct gw_sending {
 };
 void gw_send(struct gw_req *q);        /* choose a target and send; or gw_relay_no_target() */
 void gw_send_leased(struct gw_req *q); /* to q->send.lease */
+/* Of either direction: hop-by-hop, or ours to say. */
+bool gw_send_drops(const struct http_header *h);
 /* Is the header listed in a Connection header? Such ones belong to this hop alone. */
 bool gw_send_hop_only(const struct http_head *h, const char *name);
 /* The target's answer is a refusal that another target may not give: true when q is on its way

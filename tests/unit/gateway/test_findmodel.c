@@ -1,5 +1,5 @@
 #include "base/buf.h"
-#include "gateway/process/findmodel.h"
+#include "gateway/process/places.h"
 #include "tests/test.h"
 
 #include <fcntl.h>
