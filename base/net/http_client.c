@@ -18,15 +18,9 @@ static struct client_conn *first_conn(const struct http_link *list)
     return http_link_empty(list) ? NULL : HTTP_LINK_OWNER(list->next, struct client_conn, among);
 }
 
-static void stop_clock(struct http_call *call)
-{
-    if (call->timed) (void)event_del(&call->ev_total);
-    call->timed = false;
-}
-
 static void call_free(struct http_call *call)
 {
-    stop_clock(call);
+    http_timer_fini(&call->total);
     buf_fini(&call->out);
     mem_free(call->why);
     mem_free(call);
@@ -35,7 +29,7 @@ static void call_free(struct http_call *call)
 void http_call_end(struct http_call *call, int status)
 {
     call->client->n_calls--;
-    stop_clock(call);
+    http_timer_fini(&call->total);
     call->conn = NULL;
     if (call->ops.on_end) call->ops.on_end(call->ctx, status); /* may destroy the client */
     call_free(call);
@@ -90,11 +84,6 @@ static void on_client_defer(void *arg)
 
 /* ---- the interface ---- */
 
-static unsigned or_default(unsigned v, unsigned dflt)
-{
-    return v ? v : dflt;
-}
-
 static const char *default_host(const struct http_client_opts *o)
 {
     return strncmp(o->address, "unix:", 5) == 0 ? "localhost" : o->address;
@@ -146,11 +135,11 @@ int http_client_create(struct http_loop *l, const struct http_client_opts *o,
     http_link_init(&c->idle);
     http_link_init(&c->waiting);
     http_link_init(&c->failed);
-    c->conns_max = or_default(o->conns_max, 256);
-    c->connect_ms = or_default(o->connect_timeout_ms, 2000);
-    c->first_byte_ms = or_default(o->first_byte_timeout_ms, 600000);
-    c->idle_ms = or_default(o->idle_timeout_ms, 180000);
-    c->keepalive_ms = or_default(o->keepalive_ms, 4000);
+    c->conns_max = o->conns_max ?: 256;
+    c->connect_ms = o->connect_timeout_ms ?: 2000;
+    c->first_byte_ms = o->first_byte_timeout_ms ?: 600000;
+    c->idle_ms = o->idle_timeout_ms ?: 180000;
+    c->keepalive_ms = o->keepalive_ms ?: 4000;
     c->total_ms = o->total_timeout_ms;
     c->defer.fn = on_client_defer;
     c->defer.arg = c;
@@ -182,21 +171,20 @@ void http_client_destroy(struct http_client *c)
     mem_free(c);
 }
 
-static void on_total(evutil_socket_t fd, short what, void *arg)
+/* Off its connection, or out of the queue. */
+static void detach(struct http_call *call)
+{
+    if (call->conn)
+        http_exchange_free(call->conn);
+    else
+        http_link_remove(&call->queued);
+}
+
+static void on_total(void *arg)
 {
     struct http_call *call = arg;
-    struct http_client *c = call->client;
-    struct client_conn *cc = call->conn;
-    struct http_loop *l = c->loop;
-    http_handler_begin(l);
-    if (cc) {
-        cc->call = NULL;
-        http_exchange_free(cc);
-    } else {
-        http_link_remove(&call->queued);
-    }
+    detach(call);
     http_call_end(call, -ETIME);
-    http_handler_end(l);
 }
 
 static int write_head(struct http_call *call, const struct http_request *q)
@@ -226,9 +214,8 @@ static void call_submit(struct http_call *call)
     struct http_client *c = call->client;
     c->n_calls++;
     if (c->total_ms) {
-        call->timed = true;
-        event_assign(&call->ev_total, c->loop->base, -1, 0, on_total, call);
-        http_timeout_add(&call->ev_total, c->total_ms);
+        http_timer_init(&call->total, c->loop, on_total, call);
+        http_timer_set(&call->total, c->total_ms);
     }
     http_link_add(&c->waiting, &call->queued);
     dispatch(c);
@@ -281,11 +268,8 @@ void http_call_cancel(struct http_call *call)
     if (busy) {
         cc->call = NULL;
         cc->dead = true;
-    } else if (cc) {
-        cc->call = NULL;
-        http_exchange_free(cc);
     } else {
-        http_link_remove(&call->queued);
+        detach(call);
     }
     c->n_calls -= !busy;
     call_free(call);

@@ -14,9 +14,9 @@ struct http_call {
     struct client_conn *conn;
     struct http_call_ops ops;
     void *ctx;
-    struct event ev_total; /* when `timed` */
-    struct buf out;        /* the head, and the body when it was copied */
-    bool timed, to_head, paused, retried;
+    struct http_timer total;
+    struct buf out; /* the head, and the body when it was copied */
+    bool to_head, paused, retried;
     bool repeatable; /* it may be sent again once it was sent */
     bool sent;       /* on its latest connection */
     int error;       /* in client->failed: what to report */
@@ -32,7 +32,7 @@ struct client_conn {
     struct http_link among; /* client->conns or client->idle */
     struct http_call *call; /* NULL = idle */
     struct http_watch read, write;
-    struct http_alarm alarm;
+    struct http_timer clock;
     struct http_defer defer; /* parse what was left when the call was paused */
     struct http_io io;
     enum conn_phase phase;

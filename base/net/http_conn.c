@@ -64,9 +64,9 @@ static void set_timer(struct http_conn *c, enum http_conn_timer kind, uint64_t m
     if (kind == c->timer) return;
     c->timer = kind;
     if (kind == TM_NONE)
-        http_alarm_clear(&c->alarm);
+        http_timer_clear(&c->clock);
     else
-        http_alarm_set(&c->alarm, ms);
+        http_timer_set(&c->clock, ms);
 }
 
 void http_conn_ask_step(struct http_conn *c)
@@ -588,7 +588,7 @@ int http_conn_create(struct http_server *s, int fd, const struct http_addr *peer
     http_addr_format(peer, c->peer_name, sizeof c->peer_name);
     event_assign(&c->read.ev, s->loop->base, fd, EV_READ | EV_PERSIST, on_read, c);
     event_assign(&c->write.ev, s->loop->base, fd, EV_WRITE | EV_PERSIST, on_write, c);
-    http_alarm_init(&c->alarm, s->loop, on_timeout, c);
+    http_timer_init(&c->clock, s->loop, on_timeout, c);
     http_link_add_first(&s->conns, &c->among_conns);
     s->n_conns++;
     conn_update(c);
@@ -611,7 +611,7 @@ void http_conn_destroy(struct http_conn *c)
     http_defer_cancel(s->loop, &c->defer);
     http_watch_set(&c->read, false);
     http_watch_set(&c->write, false);
-    http_alarm_fini(&c->alarm);
+    http_timer_fini(&c->clock);
     leave_idle(c);
     if (c->req) finish_req(c, true);
     http_link_remove(&c->among_conns);

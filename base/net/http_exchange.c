@@ -37,7 +37,7 @@ void http_exchange_free(struct client_conn *cc)
     struct http_client *c = cc->client;
     http_defer_cancel(c->loop, &cc->defer);
     close_socket(cc);
-    http_alarm_fini(&cc->alarm);
+    http_timer_fini(&cc->clock);
     http_link_remove(&cc->among);
     c->n_conns--;
     http_msg_fini(&cc->msg);
@@ -83,7 +83,7 @@ static int conn_connect(struct client_conn *cc, int last)
         cc->addr_i = (c->addr_good + cc->n_tried++) % c->n_addrs;
         last = start_connect(cc, &c->addrs[cc->addr_i]);
         if (last < 0) continue;
-        http_alarm_set(&cc->alarm, left_ms(cc) / n_left + 1);
+        http_timer_set(&cc->clock, left_ms(cc) / n_left + 1);
         return 0;
     }
     return last;
@@ -97,7 +97,7 @@ int http_exchange_open(struct http_client *c, struct client_conn **ret)
     cc->io.fd = -1;
     cc->defer.fn = on_resume;
     cc->defer.arg = cc;
-    http_alarm_init(&cc->alarm, c->loop, on_timeout, cc);
+    http_timer_init(&cc->clock, c->loop, on_timeout, cc);
     http_link_add(&c->conns, &cc->among);
     c->n_conns++;
     cc->open_by_ns = clock_ns() + c->connect_ms * 1000000ull;
@@ -184,7 +184,7 @@ void http_exchange_begin(struct client_conn *cc, struct http_call *call)
     cc->scan = (struct http_scan){0};
     cc->n_informed = 0;
     if (cc->phase != CC_OPEN) return;
-    http_alarm_set(&cc->alarm, cc->client->first_byte_ms);
+    http_timer_set(&cc->clock, cc->client->first_byte_ms);
     http_watch_set(&cc->read, true); /* even when paused: nothing has come yet */
     if (conn_write(cc) < 0) {
         /* The peer closed it. What it may have answered is read first, then its end. */
@@ -238,7 +238,7 @@ static void conn_done(struct client_conn *cc)
         http_link_remove(&cc->among);
         http_link_add_first(&c->idle, &cc->among);
         http_watch_set(&cc->read, true);
-        http_alarm_set(&cc->alarm, c->keepalive_ms);
+        http_timer_set(&cc->clock, c->keepalive_ms);
         if (!http_link_empty(&c->waiting)) http_defer(c->loop, &c->defer);
     } else {
         http_exchange_free(cc);
@@ -357,9 +357,9 @@ static void conn_parse(struct client_conn *cc, const char *data, size_t len)
             conn_fail(cc, -EPIPE);
     } else if (cc->call->paused) {
         http_watch_set(&cc->read, false);
-        http_alarm_clear(&cc->alarm);
+        http_timer_clear(&cc->clock);
     } else if (cc->have_head) { /* until then the first byte's time runs: a head may not drip */
-        http_alarm_set(&cc->alarm, cc->client->idle_ms);
+        http_timer_set(&cc->clock, cc->client->idle_ms);
     }
 }
 
@@ -402,7 +402,7 @@ static void conn_connected(struct client_conn *cc)
         return;
     }
     cc->phase = CC_HANDSHAKE;
-    http_alarm_set(&cc->alarm, left_ms(cc));
+    http_timer_set(&cc->clock, left_ms(cc));
     int r = http_tls_begin(c->tls, c->loop, &cc->io, c->name, &c->slot);
     if (r < 0) {
         conn_fail(cc, r);
@@ -479,10 +479,10 @@ void http_exchange_pause(struct client_conn *cc, bool pause)
     if (cc->phase != CC_OPEN || cc->busy) return;
     if (pause) {
         http_watch_set(&cc->read, false);
-        http_alarm_clear(&cc->alarm);
+        http_timer_clear(&cc->clock);
     } else {
         http_watch_set(&cc->read, !cc->eof);
-        http_alarm_set(&cc->alarm, cc->have_head ? cc->client->idle_ms : cc->client->first_byte_ms);
+        http_timer_set(&cc->clock, cc->have_head ? cc->client->idle_ms : cc->client->first_byte_ms);
         if (cc->got_bytes) http_defer(cc->client->loop, &cc->defer); /* what was left, or the end */
     }
 }

@@ -24,56 +24,76 @@ static struct metric lag_metric = {.name = "kvblend_loop_lag_seconds",
                                    .bounds = lag_bounds,
                                    .n_bounds = sizeof lag_bounds / sizeof lag_bounds[0]};
 
-void http_timeout_add(struct event *ev, uint64_t delay_ms)
+/* ---- timers ---- */
+
+static void arm(struct http_timer *t, uint64_t delay_ms)
 {
     struct timeval tv = {.tv_sec = (time_t)(delay_ms / 1000),
                          .tv_usec = (suseconds_t)(delay_ms % 1000) * 1000};
-    (void)event_add(ev, &tv);
+    t->armed_ns = t->due_ns;
+    (void)event_add(&t->ev, &tv);
 }
 
-static void on_alarm(evutil_socket_t fd, short what, void *arg)
+static void on_timer(evutil_socket_t fd, short what, void *arg)
 {
-    struct http_alarm *a = arg;
-    struct http_loop *l = a->loop; /* a may be gone afterwards */
-    a->armed_ns = 0;
-    if (a->due_ns == 0) return;
+    struct http_timer *t = arg;
+    struct http_loop *l = t->loop; /* t may be gone afterwards */
     uint64_t now = clock_coarse_ns();
-    if (now < a->due_ns) {
-        a->armed_ns = a->due_ns;
-        http_timeout_add(&a->ev, (a->due_ns - now + 999999) / 1000000);
+    bool moved_on = t->due_ns > t->armed_ns && t->due_ns > now;
+    t->armed_ns = 0;
+    if (t->due_ns == 0) return;
+    if (moved_on) {
+        arm(t, (t->due_ns - now + 999999) / 1000000);
         return;
     }
-    a->due_ns = 0;
+    t->due_ns = 0;
     http_handler_begin(l);
-    a->fn(a->arg);
+    t->fn(t->arg);
     http_handler_end(l);
 }
 
-void http_alarm_init(struct http_alarm *a, struct http_loop *l, void (*fn)(void *arg), void *arg)
+void http_timer_init(struct http_timer *t, struct http_loop *l, void (*fn)(void *arg), void *arg)
 {
-    a->loop = l;
-    a->fn = fn;
-    a->arg = arg;
-    event_assign(&a->ev, l->base, -1, 0, on_alarm, a);
+    t->loop = l;
+    t->fn = fn;
+    t->arg = arg;
+    event_assign(&t->ev, l->base, -1, 0, on_timer, t);
 }
 
-void http_alarm_set(struct http_alarm *a, uint64_t delay_ms)
+int http_timer_create(struct http_loop *l, void (*fn)(void *arg), void *arg,
+                      struct http_timer **ret)
 {
-    a->due_ns = clock_coarse_ns() + delay_ms * 1000000ull;
-    if (a->armed_ns && a->armed_ns <= a->due_ns) return;
-    a->armed_ns = a->due_ns;
-    http_timeout_add(&a->ev, delay_ms);
+    struct http_timer *t = mem_zalloc(sizeof *t);
+    if (!t) return -ENOMEM;
+    http_timer_init(t, l, fn, arg);
+    *ret = t;
+    return 0;
 }
 
-void http_alarm_clear(struct http_alarm *a)
+void http_timer_set(struct http_timer *t, uint64_t delay_ms)
 {
-    a->due_ns = 0;
+    t->due_ns = clock_coarse_ns() + delay_ms * 1000000ull;
+    if (t->armed_ns == 0 || t->armed_ns > t->due_ns) arm(t, delay_ms);
 }
 
-void http_alarm_fini(struct http_alarm *a)
+void http_timer_clear(struct http_timer *t)
 {
-    (void)event_del(&a->ev);
+    t->due_ns = 0;
 }
+
+void http_timer_fini(struct http_timer *t)
+{
+    if (t->armed_ns) (void)event_del(&t->ev);
+    t->due_ns = t->armed_ns = 0;
+}
+
+void http_timer_destroy(struct http_timer *t)
+{
+    if (t) http_timer_fini(t);
+    mem_free(t);
+}
+
+/* ---- the loop ---- */
 
 const char *http_loop_status_line(struct http_loop *l, int status, size_t *ret_len)
 {
@@ -134,7 +154,7 @@ void http_handler_begin(struct http_loop *l)
 void http_handler_end(struct http_loop *l)
 {
     for (size_t n = l->n_defers; n > 0 && l->n_defers > 0; n--) {
-        struct http_defer *d = l->defers.next;
+        struct http_defer *d = HTTP_LINK_OWNER(l->defers.next, struct http_defer, among);
         http_defer_cancel(l, d);
         d->fn(d->arg);
     }
@@ -153,10 +173,7 @@ void http_defer(struct http_loop *l, struct http_defer *d)
 {
     if (d->queued) return;
     d->queued = true;
-    d->next = &l->defers;
-    d->prev = l->defers.prev;
-    d->prev->next = d;
-    l->defers.prev = d;
+    http_link_add(&l->defers, &d->among);
     if (l->n_defers++ == 0 && !l->in_handler) event_active(&l->ev_defer, EV_TIMEOUT, 0);
 }
 
@@ -164,19 +181,18 @@ void http_defer_cancel(struct http_loop *l, struct http_defer *d)
 {
     if (!d->queued) return;
     d->queued = false;
-    d->prev->next = d->next;
-    d->next->prev = d->prev;
+    http_link_remove(&d->among);
     l->n_defers--;
 }
 
-static void on_lag(evutil_socket_t fd, short what, void *arg)
+static void on_lag(void *arg)
 {
     struct http_loop *l = arg;
     uint64_t now = clock_ns();
     l->lag_ms = now > l->lag_due_ns ? (double)(now - l->lag_due_ns) / 1e6 : 0;
     metric_observe(&lag_metric, l->lag_ms / 1e3);
     l->lag_due_ns = now + LAG_PERIOD_MS * 1000000ull;
-    http_timeout_add(&l->ev_lag, LAG_PERIOD_MS);
+    http_timer_set(&l->lag, LAG_PERIOD_MS);
 }
 
 /* libevent's cached time would make a timer that is set after a long callback fire early. */
@@ -197,47 +213,34 @@ int http_loop_create(struct http_loop **ret)
     struct http_loop *l = mem_aligned(64, sizeof *l);
     if (!l) return -ENOMEM;
     memset(l, 0, sizeof *l);
-    l->defers.next = l->defers.prev = &l->defers;
+    http_link_init(&l->defers);
     l->reqs = (struct mem_stock){sizeof(struct http_req), HTTP_STOCK_MAX};
-    int r = -ENOMEM;
-    l->scratch = mem_alloc(HTTP_SCRATCH_BYTES);
-    if (!l->scratch) goto fail;
-    r = ring_init(&l->ring, RING_CELLS);
-    if (r < 0) goto fail_scratch;
     l->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    r = -errno;
-    if (l->wake_fd < 0) goto fail_ring;
-    r = -ENOMEM;
+    int r = l->wake_fd < 0 ? -errno : ring_init(&l->ring, RING_CELLS);
+    l->scratch = mem_alloc(HTTP_SCRATCH_BYTES);
     l->base = new_base();
-    if (!l->base) goto fail_fd;
+    if (r == 0 && (!l->scratch || !l->base)) r = -ENOMEM;
+    if (r < 0) {
+        http_loop_destroy(l);
+        return r;
+    }
     event_assign(&l->ev_wake, l->base, l->wake_fd, EV_READ | EV_PERSIST, on_wake, l);
     event_assign(&l->ev_defer, l->base, -1, 0, on_defer, l);
-    event_assign(&l->ev_lag, l->base, -1, 0, on_lag, l);
-    if (event_add(&l->ev_wake, NULL) < 0) goto fail_base;
+    http_timer_init(&l->lag, l, on_lag, l);
+    if (event_add(&l->ev_wake, NULL) < 0) {
+        http_loop_destroy(l);
+        return -ENOMEM;
+    }
     metric_register(&lag_metric);
     *ret = l;
     return 0;
-fail_base:
-    event_base_free(l->base);
-fail_fd:
-    (void)close(l->wake_fd);
-fail_ring:
-    ring_fini(&l->ring);
-fail_scratch:
-    mem_free(l->scratch);
-fail:
-    mem_free(l);
-    return r;
 }
 
 void http_loop_destroy(struct http_loop *l)
 {
     if (!l) return;
-    (void)event_del(&l->ev_wake);
-    (void)event_del(&l->ev_defer);
-    (void)event_del(&l->ev_lag);
-    event_base_free(l->base);
-    (void)close(l->wake_fd);
+    if (l->base) event_base_free(l->base); /* with the loop's own events */
+    if (l->wake_fd >= 0) (void)close(l->wake_fd);
     ring_fini(&l->ring);
     mem_free(l->scratch);
     mem_free(l->tls_scratch);
@@ -255,12 +258,12 @@ struct event_base *http_loop_base(struct http_loop *l)
 int http_loop_run(struct http_loop *l)
 {
     l->lag_due_ns = clock_ns() + LAG_PERIOD_MS * 1000000ull;
-    http_timeout_add(&l->ev_lag, LAG_PERIOD_MS);
+    http_timer_set(&l->lag, LAG_PERIOD_MS);
     int r = 0;
     while (r >= 0 && !atomic_load(&l->stop))
         r = event_base_loop(l->base, EVLOOP_NO_EXIT_ON_EMPTY);
     atomic_store(&l->stop, false); /* the loop may run again */
-    (void)event_del(&l->ev_lag);
+    http_timer_fini(&l->lag);
     return r < 0 ? -EIO : 0;
 }
 
@@ -280,52 +283,4 @@ int http_loop_post(struct http_loop *l, void (*fn)(void *arg), void *arg)
 double http_loop_lag_ms(const struct http_loop *l)
 {
     return l->lag_ms;
-}
-
-/* ---- timers ---- */
-
-struct http_timer {
-    struct event ev;
-    struct http_loop *loop;
-    void (*fn)(void *arg);
-    void *arg;
-};
-
-static void fire_timer(evutil_socket_t fd, short what, void *arg)
-{
-    struct http_timer *t = arg;
-    struct http_loop *l = t->loop;
-    http_handler_begin(l);
-    t->fn(t->arg); /* may destroy t */
-    http_handler_end(l);
-}
-
-int http_timer_create(struct http_loop *l, void (*fn)(void *arg), void *arg,
-                      struct http_timer **ret)
-{
-    struct http_timer *t = mem_zalloc(sizeof *t);
-    if (!t) return -ENOMEM;
-    t->loop = l;
-    t->fn = fn;
-    t->arg = arg;
-    event_assign(&t->ev, l->base, -1, 0, fire_timer, t);
-    *ret = t;
-    return 0;
-}
-
-void http_timer_set(struct http_timer *t, uint64_t delay_ms)
-{
-    http_timeout_add(&t->ev, delay_ms);
-}
-
-void http_timer_clear(struct http_timer *t)
-{
-    (void)event_del(&t->ev);
-}
-
-void http_timer_destroy(struct http_timer *t)
-{
-    if (!t) return;
-    (void)event_del(&t->ev);
-    mem_free(t);
 }

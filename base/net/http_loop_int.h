@@ -53,16 +53,28 @@ static inline void http_link_remove(struct http_link *l) /* harmless when it is 
 struct http_defer { /* a call to be made from the loop, embedded in its owner */
     void (*fn)(void *arg);
     void *arg;
-    struct http_defer *prev, *next;
+    struct http_link among;
     bool queued;
 };
+/* Most are moved at every step of a connection and hardly ever fire: moving one on costs a store,
+ * the event is armed anew only when it fires too early. */
+struct http_timer {
+    struct event ev;
+    struct http_loop *loop;
+    uint64_t due_ns, armed_ns; /* 0 = off; when the event will fire, 0 = never */
+    void (*fn)(void *arg);
+    void *arg;
+};
+void http_timer_init(struct http_timer *t, struct http_loop *l, void (*fn)(void *arg), void *arg);
+void http_timer_fini(struct http_timer *t); /* of zeros, too, and more than once */
 struct http_loop {
     struct event_base *base;
     struct ring ring;
     int wake_fd;
     atomic_bool woken, stop;
-    struct event ev_wake, ev_defer, ev_lag;
-    struct http_defer defers; /* list head */
+    struct event ev_wake, ev_defer;
+    struct http_timer lag;
+    struct http_link defers;
     size_t n_defers;
     bool in_handler;
     uint64_t lag_due_ns;
@@ -87,7 +99,6 @@ void http_defer_cancel(struct http_loop *l, struct http_defer *d);
 /* Around the handler of an event: what it defers is done when it ends, while its memory is warm. */
 void http_handler_begin(struct http_loop *l);
 void http_handler_end(struct http_loop *l);
-void http_timeout_add(struct event *ev, uint64_t delay_ms);
 
 /* What a socket is watched for: the event is in the loop only while it is on. */
 struct http_watch {
@@ -100,19 +111,5 @@ static inline void http_watch_set(struct http_watch *w, bool on)
     w->on = on;
     (void)(on ? event_add(&w->ev, NULL) : event_del(&w->ev));
 }
-
-/* A timer that is moved at every step of a connection and hardly ever fires: moving it on costs a
- * store; the event is armed anew only when it fires too early. */
-struct http_alarm {
-    struct event ev;
-    struct http_loop *loop;
-    uint64_t due_ns, armed_ns; /* 0 = off; when the event will fire */
-    void (*fn)(void *arg);
-    void *arg;
-};
-void http_alarm_init(struct http_alarm *a, struct http_loop *l, void (*fn)(void *arg), void *arg);
-void http_alarm_set(struct http_alarm *a, uint64_t delay_ms);
-void http_alarm_clear(struct http_alarm *a);
-void http_alarm_fini(struct http_alarm *a);
 
 #endif

@@ -19,27 +19,18 @@ enum {
     SPARE = 16,     /* chosen: connections above the limit that are answered from memory */
 };
 
-static size_t or_default(size_t v, size_t dflt)
+static void set_defaults(struct http_limits *l)
 {
-    return v ? v : dflt;
-}
-
-static void set_limits(struct http_limits *to, const struct http_limits *from)
-{
-    static const struct http_limits none;
-    const struct http_limits *f = from ? from : &none;
-    to->head_bytes_max = or_default(f->head_bytes_max, 32 * 1024);
-    to->line_bytes_max = f->line_bytes_max;
-    to->body_bytes_max = or_default(f->body_bytes_max, 32 * 1024 * 1024);
-    to->body_rate_min = or_default(f->body_rate_min, 4096);
-    to->out_high_bytes = or_default(f->out_high_bytes, 256 * 1024);
-    to->headers_max = (unsigned)or_default(f->headers_max, 100);
-    to->conns_max = (unsigned)or_default(f->conns_max, 10000);
-    to->head_timeout_ms = (unsigned)or_default(f->head_timeout_ms, 10000);
-    to->body_timeout_ms = (unsigned)or_default(f->body_timeout_ms, 60000);
-    to->idle_timeout_ms = (unsigned)or_default(f->idle_timeout_ms, 75000);
-    to->write_timeout_ms = (unsigned)or_default(f->write_timeout_ms, 60000);
-    to->bounds = f->bounds;
+    l->head_bytes_max = l->head_bytes_max ?: 32 * 1024;
+    l->body_bytes_max = l->body_bytes_max ?: 32 * 1024 * 1024;
+    l->body_rate_min = l->body_rate_min ?: 4096;
+    l->out_high_bytes = l->out_high_bytes ?: 256 * 1024;
+    l->headers_max = l->headers_max ?: 100;
+    l->conns_max = l->conns_max ?: 10000;
+    l->head_timeout_ms = l->head_timeout_ms ?: 10000;
+    l->body_timeout_ms = l->body_timeout_ms ?: 60000;
+    l->idle_timeout_ms = l->idle_timeout_ms ?: 75000;
+    l->write_timeout_ms = l->write_timeout_ms ?: 60000;
 }
 
 static void set_accepting(struct http_server *s, bool on)
@@ -67,10 +58,10 @@ static bool is_full(const struct http_server *s)
 static void pause_accepting(struct http_server *s)
 {
     set_accepting(s, false);
-    http_timeout_add(&s->ev_resume, PAUSE_MS);
+    http_timer_set(&s->resume, PAUSE_MS);
 }
 
-static void on_resume(evutil_socket_t fd, short what, void *arg)
+static void on_resume(void *arg)
 {
     struct http_server *s = arg;
     if (s->draining) return;
@@ -129,11 +120,12 @@ int http_server_create(struct http_loop *l, const struct http_limits *lim,
     s->loop = l;
     s->ops = *ops;
     s->ctx = ctx;
-    set_limits(&s->lim, lim);
+    if (lim) s->lim = *lim;
+    set_defaults(&s->lim);
     http_link_init(&s->conns);
     http_link_init(&s->idle);
     s->place = http_bounds_join(s->lim.bounds);
-    event_assign(&s->ev_resume, l->base, -1, 0, on_resume, s);
+    http_timer_init(&s->resume, l, on_resume, s);
     *ret = s;
     return 0;
 }
@@ -191,12 +183,10 @@ static int bound_port(int fd)
     struct sockaddr_storage ss;
     socklen_t len = sizeof ss;
     if (getsockname(fd, (struct sockaddr *)&ss, &len) < 0) return 0;
-    struct sockaddr_in in;
-    struct sockaddr_in6 in6;
+    struct sockaddr_in in; /* the port of IPv6 lies in the same place */
     if (ss.ss_family != AF_INET && ss.ss_family != AF_INET6) return 0;
     memcpy(&in, &ss, sizeof in);
-    memcpy(&in6, &ss, sizeof in6);
-    return ntohs(ss.ss_family == AF_INET6 ? in6.sin6_port : in.sin_port);
+    return ntohs(in.sin_port);
 }
 
 /* Takes fd and path. */
@@ -296,7 +286,7 @@ int http_server_port(const struct http_server *s)
 void http_server_stop_accepting(struct http_server *s)
 {
     s->draining = true;
-    (void)event_del(&s->ev_resume);
+    http_timer_fini(&s->resume);
     for (size_t i = 0; i < s->n_listeners; i++) {
         struct http_listener *ln = &s->listeners[i];
         (void)event_del(&ln->ev);

@@ -25,7 +25,7 @@ struct http_server {
     void *ctx;
     struct http_listener listeners[HTTP_LISTENERS_MAX];
     size_t n_listeners;
-    struct event ev_resume; /* accepting paused: out of descriptors or connections */
+    struct http_timer resume; /* accepting paused: out of descriptors or connections */
     bool draining, paused;
     struct http_link conns;
     struct http_link idle; /* connections without a request, the oldest first */
@@ -38,7 +38,7 @@ struct http_conn {
     struct http_server *server;
     struct http_link among_conns; /* the server's */
     struct http_watch read, write;
-    struct http_alarm alarm;
+    struct http_timer clock;
     struct http_defer defer;
     struct http_io io;
     enum http_conn_state state;
