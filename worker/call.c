@@ -257,7 +257,7 @@ void wk_hints_fini(struct wk_hints *h)
 static void task_run(void *arg)
 {
     struct wk_task *t = arg;
-    int rc = t->work.fn(t);
+    int rc = t->work.run(t);
 
     if (rc < 0 && t->e.status == 0)
         (void)api_err_set(&t->e, API_INTERNAL_ERROR, NULL, "%s.",
@@ -270,6 +270,7 @@ static void task_closed(void *owner, bool aborted)
     struct wk_task *t = owner;
 
     t->call = NULL; /* the result has no reader; task_back() frees */
+    atomic_store(&t->gone, true);
 }
 
 static void task_back(struct wk_msg *m)
@@ -277,47 +278,73 @@ static void task_back(struct wk_msg *m)
     struct wk_task *t = (struct wk_task *)((char *)m - offsetof(struct wk_task, msg));
     struct wk_call *c = t->call;
 
-    if (c && t->e.status) {
-        c->on_close = NULL;
-        wk_reply_error(c, &t->e);
-    } else if (c && t->work.then) {
+    t->at_helper = false;
+    if (c && t->e.status == 0 && t->work.then) {
         t->work.then(t); /* takes the task */
         return;
-    } else if (c) {
-        c->on_close = NULL;
-        wk_reply_json(c, 200, NULL, &t->out);
     }
+    if (c) c->on_close = NULL;
+    if (c && t->e.status)
+        wk_reply_error(c, &t->e);
+    else if (c)
+        wk_reply_json(c, 200, NULL, &t->out);
     wk_task_free(t);
 }
 
 void wk_task_free(struct wk_task *t)
 {
-    if (t->data && t->data_free) t->data_free(t->data);
+    LIST_REMOVE(t, link);
+    wk_unpost(t->w, &t->msg);
+    if (t->work.fini) t->work.fini(t);
     wk_hints_fini(&t->hints);
     mem_free(t->body);
     buf_fini(&t->out);
     mem_free(t);
 }
 
-void wk_task_start(struct worker *w, struct wk_call *c, const struct wk_work *work)
+struct wk_task *wk_task_create(struct wk_call *c, const struct wk_work *work)
 {
-    struct wk_task *t = mem_zalloc(sizeof *t);
+    struct wk_task *t = mem_zalloc(work->bytes ? work->bytes : sizeof *t);
 
     if (t) t->body = wk_call_body(c, &t->body_len);
     if (!t || !t->body || wk_hints_read(c->r, &t->hints) < 0) {
-        if (t) wk_task_free(t);
+        if (t) mem_free(t->body);
+        mem_free(t);
         wk_reply_oom(c);
-        return;
+        return NULL;
     }
-    t->w = w;
+    t->w = c->w;
     t->call = c;
     t->work = *work;
-    t->data = work->data;
     t->msg.fn = task_back;
+    LIST_INSERT_HEAD(&t->w->requests.tasks, t, link);
     c->owner = t;
     c->on_close = task_closed;
-    if (jobs_submit(w->helpers, task_run, t) == 0) return;
+    return t;
+}
+
+void wk_task_submit(struct wk_task *t)
+{
+    struct wk_call *c = t->call;
+
+    t->at_helper = true;
+    if (jobs_submit(t->w->helpers, task_run, t) == 0) return;
     c->on_close = NULL;
     wk_task_free(t);
     wk_refuse(c, API_QUEUE_FULL, NULL, "This worker is busy. Please try again shortly.");
+}
+
+void wk_task_start(struct wk_call *c, const struct wk_work *work)
+{
+    struct wk_task *t = wk_task_create(c, work);
+
+    if (t) wk_task_submit(t);
+}
+
+struct wk_task *wk_task_next(struct worker *w, struct wk_task *t, void (*then)(struct wk_task *t))
+{
+    t = t ? LIST_NEXT(t, link) : LIST_FIRST(&w->requests.tasks);
+    while (t && (t->work.then != then || t->at_helper))
+        t = LIST_NEXT(t, link);
+    return t;
 }

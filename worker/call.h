@@ -11,6 +11,7 @@
 #include "worker/api/api_error.h"
 #include "worker/loop_queue.h"
 
+#include <stdatomic.h>
 #include <stdint.h>
 
 enum { WK_ID_BYTES = 129 };
@@ -62,25 +63,33 @@ void wk_percent_decode(char *s);
 
 struct wk_task;
 struct wk_work {
-    int (*fn)(struct wk_task *t);    /* helper: fills out, or e */
-    void (*then)(struct wk_task *t); /* loop, after fn succeeded; NULL: reply 200 with out */
-    void *data;
+    size_t bytes;                    /* of what begins with the task; 0: the task alone */
+    int (*run)(struct wk_task *t);   /* helper: fills out, or e */
+    void (*then)(struct wk_task *t); /* loop, after run succeeded; NULL: reply 200 with out */
+    void (*fini)(struct wk_task *t); /* of what it begins; NULL: nothing */
+    const void *data;
 };
-/* A body that a helper works on. */
+/* A body that a helper works on; what outlives that begins with one. wk_task_create() →
+ * wk_task_submit() → run → then, or the answer and the end. */
 struct wk_task {
     struct wk_msg msg;
+    LIST_ENTRY(wk_task) link; /* all of the worker's */
     struct worker *w;
     struct wk_call *call; /* NULL once closed */
+    atomic_bool gone;     /* then, too; any thread */
+    bool at_helper;
     char *body;
     size_t body_len;
     struct wk_hints hints;
     struct wk_work work;
-    void *data; /* work's, or fn's */
-    void (*data_free)(void *data);
     struct api_err e;
     struct buf out;
 };
-void wk_task_start(struct worker *w, struct wk_call *c, const struct wk_work *work);
+struct wk_task *wk_task_create(struct wk_call *c, const struct wk_work *work); /* NULL: answered */
+void wk_task_submit(struct wk_task *t);
+void wk_task_start(struct wk_call *c, const struct wk_work *work); /* both */
+/* The first of that kind, behind t where it is one, that is not at a helper. */
+struct wk_task *wk_task_next(struct worker *w, struct wk_task *t, void (*then)(struct wk_task *t));
 void wk_task_free(struct wk_task *t);
 
 #endif

@@ -262,7 +262,7 @@ void wk_route(struct worker *w, struct wk_call *c)
     if (!early && wk_not_ready(w, &e) < 0)
         wk_reply_error(c, &e);
     else if (r && r->task)
-        wk_task_start(w, c, &(struct wk_work){.fn = r->task});
+        wk_task_start(c, &(struct wk_work){.run = r->task});
     else if (r)
         r->fn(w, c, c->rest);
     else if (!wk_admin(w, c, path + 7))

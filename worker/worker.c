@@ -257,8 +257,8 @@ void wk_destroy(struct worker *w)
     fus_engine_destroy(w->engine);
     if (w->process.server) http_server_destroy(w->process.server);
     http_bounds_destroy(w->process.bounds);
-    wk_gens_abandon(w);
-    wk_warmups_fini(w);
+    while (!LIST_EMPTY(&w->requests.tasks))
+        wk_task_free(LIST_FIRST(&w->requests.tasks));
     wk_builds_destroy(w);
     wk_sensitivity_destroy(w);
     wk_guard_destroy(w);

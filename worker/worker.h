@@ -28,8 +28,7 @@ enum wk_state { WK_LOADING, WK_READY, WK_DRAINING, WK_FAILED };
 enum { WK_EXIT_DEVICE_LOST = 3, WK_EXIT_MODEL_FILE = 4 };
 
 struct event;
-struct gen;
-struct wk_warmup;
+struct wk_task;
 struct wk_builds;
 struct wk_decider;
 struct wk_guard;
@@ -48,9 +47,8 @@ struct wk_process { /* worker.c; loop */
     bool replays_refused; /* that was logged */
 };
 struct wk_requests { /* request/; loop */
-    struct gen *gens;
-    unsigned n_gens;
-    struct wk_warmup *warmups;
+    LIST_HEAD(, wk_task) tasks;
+    unsigned n_gens; /* of them, generations */
 };
 struct wk_reuse {                /* reuse/; any thread */
     struct wk_decider *decider;  /* NULL: the rules decide */

@@ -467,7 +467,7 @@ int wk_admin(struct worker *w, struct wk_call *c, const char *path)
     else if (strncmp(path, "chunks/", 7) == 0)
         chunk_route(w, c, path + 7);
     else if (post && strcmp(path, "segment") == 0)
-        wk_task_start(w, c, &(struct wk_work){.fn = segment_run});
+        wk_task_start(c, &(struct wk_work){.run = segment_run});
     else
         return wk_admin_tiers(w, c, path);
     return 1;

@@ -323,7 +323,7 @@ static const struct order {
 
 static int order_run(struct wk_task *t)
 {
-    const struct order *o = t->data;
+    const struct order *o = t->work.data;
     struct ask a;
     int rc = ask_read(t, &a);
 
@@ -337,12 +337,12 @@ int wk_admin_tiers(struct worker *w, struct wk_call *c, const char *path)
     const char *method = c->r->msg.method;
 
     if (strcmp(method, "GET") == 0 && strcmp(path, "tiers") == 0) {
-        wk_task_start(w, c, &(struct wk_work){.fn = tiers_run});
+        wk_task_start(c, &(struct wk_work){.run = tiers_run});
         return 1;
     }
     for (size_t i = 0; i < sizeof orders / sizeof *orders; i++)
         if (strcmp(method, "POST") == 0 && strcmp(path, orders[i].path) == 0) {
-            wk_task_start(w, c, &(struct wk_work){.fn = order_run, .data = (void *)&orders[i]});
+            wk_task_start(c, &(struct wk_work){.run = order_run, .data = &orders[i]});
             return 1;
         }
     return 0;

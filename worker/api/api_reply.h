@@ -47,6 +47,7 @@ struct api_span { /* a part of one choice to be sent */
 };
 struct api_usage {
     uint64_t prompt, completion, prefix, reused, recomputed, written;
+    uint64_t computed; /* in the `kvblend` object only */
 };
 /* Stream frames, whole server-sent events. extra: complete `,"key":value` text or NULL. */
 void api_put_frame_role(struct buf *out, const struct api_head *h, unsigned index);

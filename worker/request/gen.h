@@ -2,9 +2,9 @@
  *
  * Stages: helper thread (parse, render, tokenise) → loop (checks, submit) → engine callbacks (text,
  * stop strings, tokens) → loop (frames or one reply). `m` guards what engine and loop share; the
- * rest belongs to the stage that has the request. It is freed on the loop when its call is closed,
- * the helper is done with it and every submitted job has ended. A prompt of a list is a job of its
- * own. */
+ * rest belongs to the stage that has the request. It is freed on the loop, by gen_news(), when its
+ * call is closed, the helper is done with it and every submitted job has ended. A prompt of a list
+ * is a job of its own. */
 #ifndef WORKER_REQUEST_GEN_H
 #define WORKER_REQUEST_GEN_H
 
@@ -47,24 +47,14 @@ struct gen_prompt {
     double ttft_ms;
 };
 struct gen {
-    struct gen *next, **prev; /* loop: list of all */
-    struct wk_msg msg;
-    struct worker *w;
-    struct wk_call *call; /* NULL once closed */
-    char *body;
-    size_t body_len;
+    struct wk_task t; /* its body is parsed and prepared by a helper; msg: then something is new */
     bool chat;
-    struct wk_hints hints;
-    atomic_bool gone; /* client left: helpers stop early */
     uint64_t start_ns;
     /* after the helper */
     struct api_req req;
-    struct api_err e;
     struct gen_prompt *prompt;
     size_t n_prompt;
-    uint32_t max_new;
     /* loop */
-    bool in_helper, busy, counted;
     unsigned n_open; /* jobs whose on_done the loop has not seen */
     bool planned;    /* what was missed is known of all prompts */
     bool headers_sent, ended, builds_asked, tokens_counted;

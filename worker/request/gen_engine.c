@@ -17,7 +17,7 @@ static void wake(struct gen *g)
 {
     if (!g->fresh) {
         g->fresh = true;
-        wk_post(g->w, &g->msg);
+        wk_post(g->t.w, &g->t.msg);
     }
 }
 
@@ -26,13 +26,13 @@ static int on_plan(void *ctx, struct fus_plan *plan)
     struct gen_prompt *p = ctx;
     struct gen *g = p->g;
 
-    if (atomic_load(&g->gone)) return -ECANCELED;
-    wk_load_begin(g->w->fleet.load, &p->load);
+    if (atomic_load(&g->t.gone)) return -ECANCELED;
+    wk_load_begin(g->t.w->fleet.load, &p->load);
     pthread_mutex_lock(&g->m);
     wake(g); /* gateways want to know that it waits no longer */
     pthread_mutex_unlock(&g->m);
-    int rc = wk_plan(g->w, &p->p, &g->req.kv, plan, &p->arrays, &p->n_captured);
-    if (rc >= 0) p->shadow = wk_guard_begin(g->w, &p->p, &g->req.kv, plan);
+    int rc = wk_plan(g->t.w, &p->p, &g->req.kv, plan, &p->arrays, &p->n_captured);
+    if (rc >= 0) p->shadow = wk_guard_begin(g->t.w, &p->p, &g->req.kv, plan);
     return rc;
 }
 
@@ -54,7 +54,7 @@ static bool waits(void *ctx)
 {
     const struct gen_prompt *p = ctx;
 
-    return wk_builds_due(p->g->w, &p->p);
+    return wk_builds_due(p->g->t.w, &p->p);
 }
 
 static void on_first(void *ctx, const struct fus_report *r, const struct fus_times *ms)
@@ -73,12 +73,12 @@ static void on_first(void *ctx, const struct fus_report *r, const struct fus_tim
     wk_metric_observe(WK_TTFT, p->ttft_ms / 1e3);
     wk_metric_observe(WK_QUEUE, ms->queue / 1e3);
     wk_metrics_report(r);
-    wk_load_first(g->w->fleet.load, &p->load,
-                  ms->prefill - atomic_load(&g->w->reuse.ms_per_token) * r->n_computed,
+    wk_load_first(g->t.w->fleet.load, &p->load,
+                  ms->prefill - atomic_load(&g->t.w->reuse.ms_per_token) * r->n_computed,
                   slow ? 0 : r->n_prefix + r->n_reused + r->n_recomputed);
     const struct wk_outcome run = {
         .report = r, .prefill_ms = ms->prefill, .ttft_ms = p->ttft_ms, .slow = slow};
-    wk_report(g->w, &p->p, &run);
+    wk_report(g->t.w, &p->p, &run);
 }
 
 static int keep_token(struct gen_choice *c, const struct fus_picked *t, size_t begin)
@@ -101,7 +101,7 @@ static int take_text(struct gen *g, struct gen_choice *c, const struct fus_event
     size_t from = c->text.len;
     int hit;
 
-    if (tok_stream_push(g->w->tok, &c->stream, t->picked.id, &c->text) < 0) return 1;
+    if (tok_stream_push(g->t.w->tok, &c->stream, t->picked.id, &c->text) < 0) return 1;
     if (g->req.logprobs && keep_token(c, &t->picked, from) < 0) return 1;
     if (c->n_generated <= g->req.min_tokens) { /* a later token may end what begins here */
         c->safe = c->text.len - api_stop_begun(&stops, c->text.data, c->text.len);
@@ -161,8 +161,8 @@ static void on_done(void *ctx, const struct fus_event_done *d)
     struct gen_prompt *p = ctx;
     struct gen *g = p->g;
 
-    wk_load_end(g->w->fleet.load, &p->load);
-    if (!p->started) wk_report(g->w, &p->p, NULL);
+    wk_load_end(g->t.w->fleet.load, &p->load);
+    if (!p->started) wk_report(g->t.w, &p->p, NULL);
     if (p->shadow && d->finish != FUS_FAILED)
         wk_guard_put(p->shadow);
     else
@@ -173,7 +173,7 @@ static void on_done(void *ctx, const struct fus_event_done *d)
     p->done = true;
     p->job = NULL;
     g->fresh = true;
-    wk_post(g->w, &g->msg); /* under m: the loop frees g only after it has had m */
+    wk_post(g->t.w, &g->t.msg); /* under m: the loop frees g only after it has had m */
     pthread_mutex_unlock(&g->m);
 }
 
@@ -181,13 +181,13 @@ static bool is_eog(void *ctx, int32_t id)
 {
     const struct gen_prompt *p = ctx;
 
-    return tok_is_eog(p->g->w->tok, id);
+    return tok_is_eog(p->g->t.w->tok, id);
 }
 
 /* What the prompt will keep the engine busy for, as far as can be told before the plan is made. */
 static double work_ms(const struct gen *g, const struct gen_prompt *p)
 {
-    const struct worker *w = g->w;
+    const struct worker *w = g->t.w;
     const double own = w->o.ratio >= 0 ? w->o.ratio : w->profile.ratio;
     const double ratio = g->req.kv.ratio >= 0 ? g->req.kv.ratio : own;
     const bool chunks = !pol_strategy_is_exact(g->req.kv.strategy) && w->blend_ok;
@@ -205,13 +205,13 @@ int gen_submit(struct gen *g, struct gen_prompt *p)
     static const struct fus_request_ops ops = {on_plan, on_first,  on_token, on_choice,
                                                on_done, on_logits, looks,    waits};
     const struct api_req *q = &g->req;
-    uint32_t room = g->w->ctx_max - p->p.n_tok;
+    uint32_t room = g->t.w->ctx_max - p->p.n_tok;
     const double work = work_ms(g, p);
     struct fus_request r = {
         .plan = {.tok = p->p.tok, .n_tok = p->p.n_tok, .logits_from = p->p.n_tok - 1},
         .sampling = q->sampling,
         .n_choices = q->n,
-        .due_ms = pol_order_due(g->w->o.order, work / 1e3, g->req.kv.max_ttft_ms / 1e3) * 1e3,
+        .due_ms = pol_order_due(g->t.w->o.order, work / 1e3, g->req.kv.max_ttft_ms / 1e3) * 1e3,
         .ignore_eos = q->ignore_eos,
         .stop_ids = q->stop_ids.id,
         .n_stop_ids = q->stop_ids.n,
@@ -225,15 +225,15 @@ int gen_submit(struct gen *g, struct gen_prompt *p)
     if (r.max_new > room) r.max_new = room;
     r.min_new = q->min_tokens < r.max_new ? q->min_tokens : r.max_new;
     if (!q->has_seed) wk_random(&r.sampling.seed, sizeof r.sampling.seed);
-    wk_load_queued(g->w->fleet.load, &p->load, work);
+    wk_load_queued(g->t.w->fleet.load, &p->load, work);
     pthread_mutex_lock(&g->m); /* on_done may come before fus_submit() has returned */
-    rc = fus_submit(g->w->engine, &r, &job);
+    rc = fus_submit(g->t.w->engine, &r, &job);
     if (rc >= 0) {
         p->job = job;
         g->n_open++;
     }
     pthread_mutex_unlock(&g->m);
-    if (rc < 0) wk_load_end(g->w->fleet.load, &p->load);
+    if (rc < 0) wk_load_end(g->t.w->fleet.load, &p->load);
     return rc;
 }
 
@@ -242,6 +242,6 @@ void gen_cancel_jobs(struct gen *g)
 {
     pthread_mutex_lock(&g->m);
     for (size_t i = 0; i < g->n_prompt; i++)
-        if (g->prompt[i].job) fus_cancel(g->w->engine, g->prompt[i].job);
+        if (g->prompt[i].job) fus_cancel(g->t.w->engine, g->prompt[i].job);
     pthread_mutex_unlock(&g->m);
 }

@@ -26,11 +26,11 @@ static struct api_head head_of(const struct gen *g)
     return (struct api_head){.chat = g->chat,
                              .logprobs = g->req.logprobs,
                              .id = g->id,
-                             .model = g->w->model_name,
+                             .model = g->t.w->model_name,
                              .created = g->created,
                              .usage_null = g->req.stream && g->req.include_usage,
                              .bytes = bytes_of,
-                             .bytes_ctx = g->w->tok};
+                             .bytes_ctx = g->t.w->tok};
 }
 
 static const char *finish_name(const struct gen_choice *c)
@@ -44,12 +44,12 @@ static void api_err_of(const struct gen *g, int status, struct api_err *e)
     if (status == -ERANGE)
         (void)api_err_set(e, API_CONTEXT_EXCEEDED, NULL,
                           "The prompt does not fit this model's context of %u tokens.",
-                          g->w->ctx_max);
+                          g->t.w->ctx_max);
     else if (status == -ENOMEM)
         (void)api_err_set(e, API_OUT_OF_MEMORY, NULL,
                           "The request needs more KV memory than this worker has free; lower "
                           "max_tokens or raise --kv-pages.");
-    else if (kn_dev_lost(fus_core_dev(g->w->core)))
+    else if (kn_dev_lost(fus_core_dev(g->t.w->core)))
         (void)api_err_set(e, API_DEVICE_LOST, NULL,
                           "The GPU has failed; this worker ends, to be started anew.");
     else
@@ -62,18 +62,18 @@ void gen_fail(struct gen *g, const struct api_err *e)
 {
     struct buf b = BUF_INIT;
 
-    if (!g->call || g->ended) return;
+    if (!g->t.call || g->ended) return;
     g->ended = true;
     if (!g->headers_sent) {
-        wk_reply_error(g->call, e);
+        wk_reply_error(g->t.call, e);
         return;
     }
     /* The status is gone: an error frame, which both SDKs raise on, then the end. */
-    g->call->status = e->status;
+    g->t.call->status = e->status;
     buf_adds(&b, "data: ");
     api_put_error(&b, e);
     buf_adds(&b, "\n\ndata: [DONE]\n\n");
-    struct http_req *r = g->call->r;
+    struct http_req *r = g->t.call->r;
     if (buf_status(&b) < 0 || http_reply_write(r, b.data, b.len) < 0)
         http_reply_abort(r);
     else
@@ -85,11 +85,11 @@ void gen_fail(struct gen *g, const struct api_err *e)
 static int start_stream(struct gen *g)
 {
     struct buf h = BUF_INIT;
-    int rc = wk_call_headers(g->call, NULL, &h);
+    int rc = wk_call_headers(g->t.call, NULL, &h);
 
-    g->call->status = 200;
+    g->t.call->status = 200;
     g->headers_sent = true;
-    if (rc >= 0) rc = http_sse_start(g->call->r, buf_cstr(&h));
+    if (rc >= 0) rc = http_sse_start(g->t.call->r, buf_cstr(&h));
     buf_fini(&h);
     g->last_write_ns = clock_ns();
     return rc;
@@ -149,45 +149,37 @@ static void put_choice(struct gen *g, const struct gen_prompt *p, struct gen_cho
 struct progress { /* of all choices; gen.m held while it is filled */
     bool all_done, all_finished;
     int status;
+    unsigned n_left; /* finish frames to come */
 };
 
 static struct progress look(const struct gen *g)
 {
-    struct progress r = {true, true, 0};
+    struct progress r = {.all_done = true, .all_finished = true};
 
     for (size_t i = 0; i < g->n_prompt; i++) {
         const struct gen_prompt *p = &g->prompt[i];
         r.all_done &= p->done;
         if (p->done && p->status < 0 && r.status == 0) r.status = p->status;
-        for (unsigned k = 0; k < g->req.n; k++)
+        for (unsigned k = 0; k < g->req.n; k++) {
             r.all_finished &= p->choice[k].finished;
+            r.n_left += !p->choice[k].finish_sent;
+        }
     }
     return r;
 }
 
-static void put_finishes(struct gen *g, const struct progress *at, const struct api_head *h,
-                         struct buf *out)
+static void put_finish(struct gen *g, struct progress *at, struct gen_choice *c, unsigned index,
+                       const struct api_head *h, struct buf *out)
 {
-    unsigned left = 0;
+    const struct api_span s = {.index = index, .finish = finish_name(c)};
+    struct buf extra = BUF_INIT;
 
-    for (size_t i = 0; i < g->n_prompt; i++)
-        for (unsigned k = 0; k < g->req.n; k++)
-            left += !g->prompt[i].choice[k].finish_sent;
-    for (size_t i = 0; i < g->n_prompt; i++) {
-        for (unsigned k = 0; k < g->req.n; k++) {
-            struct gen_choice *c = &g->prompt[i].choice[k];
-            struct api_span s = {.index = (unsigned)i * g->req.n + k};
-            struct buf extra = BUF_INIT;
-            if (!c->finished || c->finish_sent) continue;
-            c->finish_sent = true;
-            left--;
-            s.finish = finish_name(c);
-            if (left == 0 && at->all_finished && g->req.kv.explain && !g->req.include_usage)
-                gen_put_report(g, true, &extra);
-            api_put_frame_finish(out, h, &s, &extra);
-            buf_fini(&extra);
-        }
-    }
+    if (!c->finished || c->finish_sent) return;
+    c->finish_sent = true;
+    if (--at->n_left == 0 && at->all_finished && g->req.kv.explain && !g->req.include_usage)
+        gen_put_report(g, true, &extra);
+    api_put_frame_finish(out, h, &s, &extra);
+    buf_fini(&extra);
 }
 
 static void put_end(struct gen *g, const struct api_head *h, struct buf *out)
@@ -206,51 +198,47 @@ static void put_end(struct gen *g, const struct api_head *h, struct buf *out)
 
 static void write_stream(struct gen *g, struct buf *out, bool end)
 {
-    struct http_req *r = g->call->r;
+    struct http_req *r = g->t.call->r;
 
     if (!g->headers_sent && start_stream(g) < 0) return;
     g->last_write_ns = clock_ns();
     if (end) g->ended = true;
     (void)http_reply_write(r, out->data, out->len);
-    if (end && g->call) (void)http_reply_end(r);
+    if (end && g->t.call) (void)http_reply_end(r);
 }
 
-static void flush_stream(struct gen *g)
+static int flush_stream(struct gen *g)
 {
     struct api_head h = head_of(g);
     struct buf out = BUF_INIT;
-    struct progress at;
 
     pthread_mutex_lock(&g->m);
-    at = look(g);
-    for (size_t i = 0; at.status == 0 && i < g->n_prompt; i++)
-        for (unsigned k = 0; k < g->req.n; k++)
-            put_choice(g, &g->prompt[i], &g->prompt[i].choice[k], (unsigned)i * g->req.n + k, &h,
-                       &out);
-    if (at.status == 0) put_finishes(g, &at, &h, &out);
-    pthread_mutex_unlock(&g->m);
-    if (at.status < 0 || buf_status(&out) < 0) {
-        struct api_err e;
-        api_err_of(g, buf_status(&out) < 0 ? -EIO : at.status, &e);
-        gen_fail(g, &e);
-    } else {
-        if (at.all_done) {
-            put_end(g, &h, &out);
-            gen_count(g);
-        }
-        if (out.len && buf_status(&out) == 0) write_stream(g, &out, at.all_done);
+    struct progress at = look(g);
+    const size_t n = at.status == 0 ? g->n_prompt * g->req.n : 0;
+    for (size_t i = 0; i < n; i++) {
+        struct gen_prompt *p = &g->prompt[i / g->req.n];
+        put_choice(g, p, &p->choice[i % g->req.n], (unsigned)i, &h, &out);
     }
+    for (size_t i = 0; i < n; i++)
+        put_finish(g, &at, &g->prompt[i / g->req.n].choice[i % g->req.n], (unsigned)i, &h, &out);
+    pthread_mutex_unlock(&g->m);
+    if (at.status == 0 && at.all_done) {
+        put_end(g, &h, &out);
+        gen_count(g);
+    }
+    if (at.status == 0 && buf_status(&out) < 0) at.status = -EIO;
+    if (at.status == 0 && out.len) write_stream(g, &out, at.all_done);
     buf_fini(&out);
+    return at.status;
 }
 
 /* ---- one reply ---- */
-static int put_whole(struct gen *g, struct buf *out)
+static int put_whole(struct gen *g, const struct api_usage *u, struct buf *out)
 {
     size_t n = g->n_prompt * g->req.n;
     struct api_head h = head_of(g);
     struct api_span *s = mem_zalloc(n * sizeof *s);
     struct buf extra = BUF_INIT, *texts = mem_zalloc(n * sizeof *texts);
-    struct api_usage u;
     int rc = s && texts ? 0 : -ENOMEM;
 
     for (size_t i = 0; rc == 0 && i < n; i++) {
@@ -267,10 +255,8 @@ static int put_whole(struct gen *g, struct buf *out)
                                  .finish = finish_name(c)};
     }
     if (rc == 0) {
-        gen_usage(g, &u);
         gen_put_report(g, g->req.kv.explain, &extra);
-        api_put_reply(out, &h, s, n, &u, &extra);
-        rc = buf_status(out);
+        api_put_reply(out, &h, s, n, u, &extra);
     }
     for (size_t i = 0; texts && i < n; i++)
         buf_fini(&texts[i]);
@@ -280,72 +266,63 @@ static int put_whole(struct gen *g, struct buf *out)
     return rc;
 }
 
-static void put_tiers(struct gen *g, char *out, size_t cap)
+static void put_headers(const struct gen *g, const struct api_usage *u, struct buf *out)
 {
     struct gen_hits h;
-    size_t at = 0;
 
+    buf_addf(out,
+             "openai-processing-ms: %.0f\r\nx-kvblend-ttft-ms: %.2f\r\n"
+             "x-kvblend-kv: prefix=%llu;reused=%llu;recomputed=%llu",
+             clock_ms_since(g->start_ns), g->prompt[0].ttft_ms, (unsigned long long)u->prefix,
+             (unsigned long long)u->reused, (unsigned long long)u->recomputed);
     gen_hits(g, &h);
-    out[0] = 0;
-    for (size_t i = 0; i < h.n && at < cap; i++) {
-        int n = snprintf(out + at, cap - at, ";%s=%u", h.tier[i].name, h.tier[i].hits);
-        at += n > 0 ? (size_t)n : 0;
-    }
+    for (size_t i = 0; i < h.n; i++)
+        buf_addf(out, ";%s=%u", h.tier[i].name, h.tier[i].hits);
+    buf_adds(out, "\r\n");
 }
 
-static void flush_whole(struct gen *g)
+static int flush_whole(struct gen *g)
 {
-    char tiers[GEN_TIERS_MAX * 32];
     struct buf out = BUF_INIT, h = BUF_INIT;
-    struct progress at;
     struct api_usage u;
-    struct api_err e;
 
     pthread_mutex_lock(&g->m);
-    at = look(g);
+    struct progress at = look(g);
     pthread_mutex_unlock(&g->m);
-    if (at.status < 0) {
-        api_err_of(g, at.status, &e);
-        gen_fail(g, &e);
-        return;
-    }
-    if (!at.all_done) return;
+    if (at.status < 0 || !at.all_done) return at.status;
     gen_usage(g, &u);
     gen_count(g);
-    put_tiers(g, tiers, sizeof tiers);
-    if (put_whole(g, &out) ||
-        buf_addf(&h,
-                 "openai-processing-ms: %.0f\r\nx-kvblend-ttft-ms: %.2f\r\n"
-                 "x-kvblend-kv: prefix=%llu;reused=%llu;recomputed=%llu%s\r\n",
-                 clock_ms_since(g->start_ns), g->prompt[0].ttft_ms, (unsigned long long)u.prefix,
-                 (unsigned long long)u.reused, (unsigned long long)u.recomputed, tiers)) {
-        api_err_of(g, -EIO, &e);
-        gen_fail(g, &e);
+    put_headers(g, &u, &h);
+    if (put_whole(g, &u, &out) < 0 || buf_status(&out) < 0 || buf_status(&h) < 0) {
+        at.status = -EIO;
     } else {
         g->ended = true;
-        wk_reply_json(g->call, 200, buf_cstr(&h), &out);
+        wk_reply_json(g->t.call, 200, buf_cstr(&h), &out);
     }
     buf_fini(&out);
     buf_fini(&h);
+    return at.status;
 }
 
 void gen_flush(struct gen *g)
 {
-    if (!g->call || g->ended || g->n_prompt == 0) return;
-    if (g->req.stream)
-        flush_stream(g);
-    else
-        flush_whole(g);
+    struct api_err e;
+
+    if (!g->t.call || g->ended || g->n_prompt == 0) return;
+    int rc = g->req.stream ? flush_stream(g) : flush_whole(g);
+    if (rc == 0) return;
+    api_err_of(g, rc, &e);
+    gen_fail(g, &e);
 }
 
 void gen_silence(struct gen *g, uint64_t now_ns)
 {
     if (!g->headers_sent) {
         if (now_ns - g->start_ns < (uint64_t)WK_GRACE_MS * 1000000) return;
-        if (start_stream(g) < 0 || !g->call) return;
-        (void)http_sse_comment(g->call->r, "working");
+        if (start_stream(g) < 0 || !g->t.call) return;
+        (void)http_sse_comment(g->t.call->r, "working");
     } else if (now_ns - g->last_write_ns >= (uint64_t)WK_COMMENT_MS * 1000000) {
         g->last_write_ns = now_ns;
-        (void)http_sse_comment(g->call->r, "working");
+        (void)http_sse_comment(g->t.call->r, "working");
     }
 }

@@ -19,6 +19,7 @@ void gen_usage(struct gen *g, struct api_usage *ret)
         ret->prefix += p->report.n_prefix;
         ret->reused += p->report.n_reused;
         ret->recomputed += p->report.n_recomputed;
+        ret->computed += p->report.n_computed;
         if (p->started) ret->written += p->n_captured; /* the engine's until then */
         for (unsigned k = 0; p->choice && k < g->req.n; k++)
             ret->completion += p->choice[k].n_generated;
@@ -102,32 +103,29 @@ void gen_put_report(struct gen *g, bool explain, struct buf *out)
 {
     const struct gen_prompt *first = &g->prompt[0];
     const struct fus_report *r = &first->report;
-    unsigned long long n[4] = {0};
+    const char *comma = "";
+    struct api_usage u;
     struct gen_hits hits;
-    bool comma = false;
 
+    gen_usage(g, &u);
     buf_addf(out,
              ",\"kvblend\":{\"mode\":\"%s\",\"strategy\":\"%s\",\"ratio\":%.4g,"
              "\"chunks\":[",
              mode_name(g, r->strategy), pol_strategy_name(r->strategy), (double)r->ratio);
     for (size_t i = 0; i < g->n_prompt; i++) {
         const struct gen_prompt *p = &g->prompt[i];
-        n[0] += p->report.n_prefix;
-        n[1] += p->report.n_reused;
-        n[2] += p->report.n_recomputed;
-        n[3] += p->report.n_computed;
-        for (size_t k = 0; k < p->p.n_cut; k++) {
-            if (comma) buf_addc(out, ',');
+        for (size_t k = 0; k < p->p.n_cut; k++, comma = ",") {
+            buf_adds(out, comma);
             put_chunk(out, &p->p.cut[k], explain);
-            comma = true;
         }
     }
     buf_addf(out,
              "],\"tokens\":{\"prefix\":%llu,\"reused\":%llu,\"recomputed\":%llu,"
              "\"computed\":%llu},\"ttft_ms\":%.3f,\"queue_ms\":%.3f,\"prefill_ms\":%.3f,"
              "\"engine_ms\":%.3f",
-             n[0], n[1], n[2], n[3], first->ttft_ms, first->ms.queue, first->ms.prefill,
-             first->ms.engine);
+             (unsigned long long)u.prefix, (unsigned long long)u.reused,
+             (unsigned long long)u.recomputed, (unsigned long long)u.computed, first->ttft_ms,
+             first->ms.queue, first->ms.prefill, first->ms.engine);
     put_decision(out, first);
     gen_hits(g, &hits);
     buf_adds(out, ",\"tiers\":{");
@@ -139,8 +137,8 @@ void gen_put_report(struct gen *g, bool explain, struct buf *out)
     put_measure(out, "score_left", r->score_left);
     if (pol_strategy_senses(r->strategy)) buf_addf(out, ",\"sensed\":%u", r->n_sensitivity_known);
     put_measure(out, "cost", r->cost);
-    wk_guard_put_note(g->w, &first->p, out);
-    if (!g->w->blend_ok) buf_adds(out, ",\"blend_off\":\"the self-test of this model failed\"");
+    wk_guard_put_note(g->t.w, &first->p, out);
+    if (!g->t.w->blend_ok) buf_adds(out, ",\"blend_off\":\"the self-test of this model failed\"");
     buf_addc(out, '}');
 }
 
@@ -160,9 +158,9 @@ static void put_records(struct buf *b, const struct gen *g, const struct wk_prom
 {
     for (size_t i = 0; i < p->n_block; i++)
         put_record(b, "prefix", &p->block[i], WK_BLOCK_TOKENS,
-                   rec_bytes(&g->w->ident, WK_BLOCK_TOKENS), &p->block_lookup[i]);
+                   rec_bytes(&g->t.w->ident, WK_BLOCK_TOKENS), &p->block_lookup[i]);
     for (size_t i = 0; i < p->n_cut; i++)
-        put_record(b, "chunk", &p->cut[i].key, p->cut[i].n, rec_bytes(&g->w->ident, p->cut[i].n),
+        put_record(b, "chunk", &p->cut[i].key, p->cut[i].n, rec_bytes(&g->t.w->ident, p->cut[i].n),
                    &p->cut[i].lookup);
 }
 
@@ -171,7 +169,7 @@ void gen_log(const struct gen *g)
     struct buf b = BUF_INIT;
     bool any = false;
 
-    if (!g->w->kvlog || g->n_prompt == 0) return;
+    if (!g->t.w->kvlog || g->n_prompt == 0) return;
     buf_addf(&b, "{\"t\":%.3f,\"ns\":", clock_wall_s());
     buf_add_json_str(&b, g->req.kv.ns, strlen(g->req.kv.ns));
     buf_adds(&b, ",\"records\":[");
@@ -187,7 +185,7 @@ void gen_log(const struct gen *g)
         json_decref(o);
     }
     buf_adds(&b, "]}\n");
-    if (any && buf_status(&b) == 0) wk_kvlog_put(g->w->kvlog, &b);
+    if (any && buf_status(&b) == 0) wk_kvlog_put(g->t.w->kvlog, &b);
     buf_fini(&b);
 }
 
@@ -203,11 +201,11 @@ void gen_count(struct gen *g)
     pthread_mutex_unlock(&g->m);
     g->tokens_counted = true;
     wk_metric_add(WK_GENERATED, (double)u.completion);
-    if (!g->call) return;
-    g->call->n_completion = u.completion;
-    g->call->n_prefix = u.prefix;
-    g->call->n_reused = u.reused;
-    g->call->n_recomputed = u.recomputed;
-    g->call->ttft_ms = ttft_ms;
-    g->call->queue_ms = queue_ms;
+    if (!g->t.call) return;
+    g->t.call->n_completion = u.completion;
+    g->t.call->n_prefix = u.prefix;
+    g->t.call->n_reused = u.reused;
+    g->t.call->n_recomputed = u.recomputed;
+    g->t.call->ttft_ms = ttft_ms;
+    g->t.call->queue_ms = queue_ms;
 }

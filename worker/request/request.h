@@ -42,12 +42,10 @@ int wk_encode_chunk(const struct worker *w, const char *text, size_t len, int32_
 void wk_gen_start(struct worker *w, struct wk_call *c, bool chat);
 void wk_gens_tick(struct worker *w); /* every 250 ms */
 void wk_gens_abort(struct worker *w);
-void wk_gens_abandon(struct worker *w); /* at the end: no engine, no server any more */
 
 /* ---- warmup.c: /v1/segments ---- */
 void wk_warmups_post(struct worker *w, struct wk_call *c, const char *rest);
 void wk_warmups_built(struct worker *w, const struct tier_key *key, int status);
-void wk_warmups_fini(struct worker *w);
 void wk_segment_get(struct worker *w, struct wk_call *c, const char *id);
 void wk_segment_delete(struct worker *w, struct wk_call *c, const char *id);
 /* Of whatever namespace (admin), from one tier or from all (NULL). */

@@ -22,26 +22,24 @@ struct item {
     struct wk_lookup lookup;
     enum { ITEM_NEW, ITEM_QUEUED, ITEM_READY, ITEM_FAILED, ITEM_SHORT, ITEM_BUSY } state;
 };
-struct wk_warmup {
-    struct wk_warmup *next;
-    struct wk_task *t; /* owner of this */
+struct warmup {
+    struct wk_task t;
     struct item *item;
     size_t n, n_open;
-    bool wait, listed;
+    bool wait;
     char ns[512];
 };
 
 static const char *const state_names[] = {"queued", "building",  "ready",
                                           "failed", "too_short", "queue_full"};
 
-static void warmup_free(void *data)
+static void warmup_fini(struct wk_task *t)
 {
-    struct wk_warmup *s = data;
+    struct warmup *s = (struct warmup *)t;
 
     for (size_t i = 0; i < s->n; i++)
         mem_free(s->item[i].tok);
     mem_free(s->item);
-    mem_free(s);
 }
 
 /* ---- helper thread ---- */
@@ -52,8 +50,10 @@ static const json_t *text_of_item(const json_t *v)
     return json_is_string(t) ? t : NULL;
 }
 
-static int encode_all(struct wk_task *t, struct wk_warmup *s, const json_t *list)
+static int encode_all(struct warmup *s, const json_t *list)
 {
+    struct wk_task *t = &s->t;
+
     s->n = json_array_size(list);
     s->item = mem_zalloc((s->n + 1) * sizeof *s->item);
     if (!s->item) return -ENOMEM;
@@ -84,9 +84,10 @@ static int encode_all(struct wk_task *t, struct wk_warmup *s, const json_t *list
 }
 
 /* What a slower tier has need not be built. */
-static void find_stored(struct worker *w, struct wk_warmup *s)
+static void find_stored(struct warmup *s)
 {
     enum { WINDOW = 16 };
+    struct worker *w = s->t.w;
     size_t next = 0;
 
     for (size_t i = 0; i < s->n && store_n_tiers(w->store) > 0; i++) {
@@ -104,23 +105,18 @@ static void find_stored(struct worker *w, struct wk_warmup *s)
 
 static int warmup_run(struct wk_task *t)
 {
-    struct wk_warmup *s = mem_zalloc(sizeof *s);
-    const json_t *list, *ns, *wait;
+    struct warmup *s = (struct warmup *)t;
+    const json_t *list, *ns;
     json_t *root = NULL;
     int rc;
 
-    if (!s) return -ENOMEM;
-    s->t = t;
-    t->data = s;
-    t->data_free = warmup_free;
     rc = api_load_object(t->body, t->body_len, &root, &t->e);
     if (rc < 0) return rc;
     list = json_object_get(root, "texts");
     if (!list) list = json_object_get(root, "chunks");
     if (!list) list = json_object_get(root, "documents");
     ns = json_object_get(root, "namespace");
-    wait = json_object_get(root, "wait");
-    s->wait = !json_is_false(wait);
+    s->wait = !json_is_false(json_object_get(root, "wait"));
     if (wk_ns_join(s->ns, sizeof s->ns, t->hints.ns, json_string_value(ns)) < 0) {
         json_decref(root);
         return api_err_set(&t->e, API_STRING_TOO_LONG, "namespace",
@@ -134,16 +130,16 @@ static int warmup_run(struct wk_task *t)
         rc = api_err_set(&t->e, API_ARRAY_TOO_LONG, "texts",
                          "Invalid 'texts': at most %d texts are allowed.", WK_BUILDS_MAX);
     else
-        rc = encode_all(t, s, list);
+        rc = encode_all(s, list);
     json_decref(root);
-    if (rc >= 0) find_stored(t->w, s);
+    if (rc >= 0) find_stored(s);
     return rc;
 }
 
 /* ---- loop ---- */
-static void reply(struct wk_warmup *s)
+static void reply(struct warmup *s)
 {
-    struct wk_task *t = s->t;
+    struct wk_task *t = &s->t;
     struct wk_call *c = t->call;
     bool pending = false;
     char hex[33];
@@ -167,64 +163,47 @@ static void reply(struct wk_warmup *s)
 
 static void warmup_then(struct wk_task *t)
 {
-    struct wk_warmup *s = t->data;
-    struct worker *w = t->w;
-    size_t n_open = 0;
+    struct warmup *s = (struct warmup *)t;
 
-    /* Listed first: a build may end while the next one is being queued. */
-    s->next = w->requests.warmups;
-    w->requests.warmups = s;
-    s->n_open = s->n + 1;
+    s->n_open = s->n + 1; /* a build may end while the next one is being queued */
     for (size_t i = 0; i < s->n; i++) {
         struct item *it = &s->item[i];
         if (it->state != ITEM_NEW) continue;
-        int rc = wk_build_queue(w, &it->key, s->ns, it->tok, it->n, true);
+        int rc = wk_build_queue(t->w, &it->key, s->ns, it->tok, it->n, true);
         it->state = rc == 1         ? ITEM_READY
                     : rc == 0       ? ITEM_QUEUED
                     : rc == -EAGAIN ? ITEM_BUSY
                                     : ITEM_FAILED;
-        n_open += it->state == ITEM_QUEUED;
     }
-    s->n_open = n_open;
-    if (n_open > 0 && s->wait) return;
-    w->requests.warmups = s->next;
-    reply(s);
+    s->n_open = 0;
+    for (size_t i = 0; i < s->n; i++)
+        s->n_open += s->item[i].state == ITEM_QUEUED;
+    if (s->n_open == 0 || !s->wait) reply(s);
 }
 
 void wk_warmups_built(struct worker *w, const struct tier_key *key, int status)
 {
-    struct wk_warmup **p = &w->requests.warmups;
+    struct wk_task *t = wk_task_next(w, NULL, warmup_then), *next;
 
-    while (*p) {
-        struct wk_warmup *s = *p;
+    for (; t; t = next) {
+        struct warmup *s = (struct warmup *)t;
+        next = wk_task_next(w, t, warmup_then);
         for (size_t i = 0; i < s->n; i++) {
             struct item *it = &s->item[i];
-            if (it->state != ITEM_QUEUED || it->key.hi != key->hi || it->key.lo != key->lo)
-                continue;
+            if (it->state != ITEM_QUEUED || !tier_key_same(&it->key, key)) continue;
             it->state = status < 0 ? ITEM_FAILED : ITEM_READY;
             s->n_open--;
         }
-        if (s->n_open == 0) {
-            *p = s->next;
-            reply(s);
-        } else {
-            p = &s->next;
-        }
+        if (s->n_open == 0) reply(s);
     }
 }
 
 void wk_warmups_post(struct worker *w, struct wk_call *c, const char *rest)
 {
-    wk_task_start(w, c, &(struct wk_work){.fn = warmup_run, .then = warmup_then});
-}
-
-void wk_warmups_fini(struct worker *w)
-{
-    while (w->requests.warmups) {
-        struct wk_warmup *s = w->requests.warmups;
-        w->requests.warmups = s->next;
-        wk_task_free(s->t);
-    }
+    wk_task_start(c, &(struct wk_work){.bytes = sizeof(struct warmup),
+                                       .run = warmup_run,
+                                       .then = warmup_then,
+                                       .fini = warmup_fini});
 }
 
 /* ---- one segment ---- */

@@ -32,7 +32,7 @@ static void kit_open(struct kit *k, struct tok *t, bool chat, bool logprobs)
     memset(k, 0, sizeof *k);
     k->w.tok = t;
     pthread_mutex_init(&k->g.m, NULL);
-    k->g.w = &k->w;
+    k->g.t.w = &k->w;
     k->g.chat = chat;
     k->g.req = (struct api_req){.chat = chat, .logprobs = logprobs, .n = 1};
     k->g.fresh = true; /* there is no loop to wake */
