@@ -5,11 +5,6 @@
 #include <math.h>
 #include <string.h>
 
-static const char *fingerprint(void)
-{
-    return "fp_kvblend_" KV_VERSION;
-}
-
 static void put_usage(struct buf *out, const struct api_usage *u)
 {
     buf_addf(out,
@@ -30,12 +25,13 @@ static void put_logprob(struct buf *out, float lp)
     buf_addf(out, "%.6g", isfinite(lp) ? (double)lp : -9999.0);
 }
 
-static void put_bytes(struct buf *out, const char *s, size_t n)
+static void put_chances(struct buf *out, float logprob, const char *bytes, size_t n)
 {
-    buf_addc(out, '[');
-
+    buf_adds(out, ",\"logprob\":");
+    put_logprob(out, logprob);
+    buf_adds(out, ",\"bytes\":[");
     for (size_t i = 0; i < n; i++)
-        buf_addf(out, "%s%u", i ? "," : "", (unsigned)(unsigned char)s[i]);
+        buf_addf(out, "%s%u", i ? "," : "", (unsigned)(unsigned char)bytes[i]);
     buf_addc(out, ']');
 }
 
@@ -46,33 +42,34 @@ static void token_bytes(const struct api_head *h, int32_t id, const char **ret, 
     if (h->bytes) (void)h->bytes(h->bytes_ctx, id, ret, ret_len);
 }
 
-/* Chat: the string of a token is the text it released, so that all of them together are the text
- * even where a character spans tokens; the bytes are the token's own. */
+/* The string of a token is the text it released, so that all of them together are the text even
+ * where a character spans tokens. */
+static void put_token_text(struct buf *out, const struct api_span *s, const struct api_token *t)
+{
+    size_t end = t->end < s->end ? t->end : s->end;
+
+    buf_add_json_str(out, s->text + t->begin, end > t->begin ? end - t->begin : 0);
+}
+
+/* Chat: of a token that was looked at only, the string is its bytes; these are always its own. */
 static void put_chat_logprobs(struct buf *out, const struct api_head *h, const struct api_span *s)
 {
-    buf_adds(out, "{\"content\":[");
     const char *b;
     size_t n;
+    buf_adds(out, "{\"content\":[");
 
     for (size_t i = 0; i < s->n_tok; i++) {
-        const struct api_token *t = &s->tok[i];
-        size_t end = t->end < s->end ? t->end : s->end;
+        const struct fus_picked *p = &s->tok[i].picked;
         buf_adds(out, i ? ",{\"token\":" : "{\"token\":");
-        buf_add_json_str(out, s->text + t->begin, end > t->begin ? end - t->begin : 0);
-        buf_adds(out, ",\"logprob\":");
-        put_logprob(out, t->picked.logprob);
-        token_bytes(h, t->picked.id, &b, &n);
-        buf_adds(out, ",\"bytes\":");
-        put_bytes(out, b, n);
+        put_token_text(out, s, &s->tok[i]);
+        token_bytes(h, p->id, &b, &n);
+        put_chances(out, p->logprob, b, n);
         buf_adds(out, ",\"top_logprobs\":[");
-        for (int k = 0; k < t->picked.n_top; k++) {
-            token_bytes(h, t->picked.top_id[k], &b, &n);
+        for (int k = 0; k < p->n_top; k++) {
+            token_bytes(h, p->top_id[k], &b, &n);
             buf_adds(out, k ? ",{\"token\":" : "{\"token\":");
             buf_add_json_str(out, b, n);
-            buf_adds(out, ",\"logprob\":");
-            put_logprob(out, t->picked.top_logprob[k]);
-            buf_adds(out, ",\"bytes\":");
-            put_bytes(out, b, n);
+            put_chances(out, p->top_logprob[k], b, n);
             buf_addc(out, '}');
         }
         buf_adds(out, "]}");
@@ -112,10 +109,8 @@ static void put_legacy_logprobs(struct buf *out, const struct api_head *h, const
     buf_adds(out, "{\"tokens\":[");
 
     for (size_t i = 0; i < s->n_tok; i++) {
-        const struct api_token *t = &s->tok[i];
-        size_t end = t->end < s->end ? t->end : s->end;
         if (i) buf_addc(out, ',');
-        buf_add_json_str(out, s->text + t->begin, end > t->begin ? end - t->begin : 0);
+        put_token_text(out, s, &s->tok[i]);
     }
     buf_adds(out, "],\"token_logprobs\":[");
     for (size_t i = 0; i < s->n_tok; i++) {
@@ -135,112 +130,96 @@ static void put_legacy_logprobs(struct buf *out, const struct api_head *h, const
     buf_adds(out, "]}");
 }
 
-static void put_logprobs(struct buf *out, const struct api_head *h, const struct api_span *s)
+/* ---- frames and replies ---- */
+static void put_head(struct buf *out, const struct api_head *h, const char *object)
 {
-    if (!h->logprobs)
+    buf_addf(out, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", h->id,
+             h->chat ? object : "text_completion", (long long)h->created);
+
+    buf_add_json_str(out, h->model, strlen(h->model));
+    buf_adds(out, ",\"system_fingerprint\":\"fp_kvblend_" KV_VERSION "\",\"choices\":[");
+}
+
+/* The text, if any, stands between open and close. */
+static void put_choice(struct buf *out, const struct api_head *h, const struct api_span *s,
+                       const char *open, const char *close)
+{
+    buf_addf(out, "{\"index\":%u,%s", s->index, open);
+
+    if (s->text) buf_add_json_str(out, s->text + s->begin, s->end - s->begin);
+    buf_adds(out, close);
+    buf_adds(out, ",\"logprobs\":");
+    if (!h->logprobs || !s->text)
         buf_adds(out, "null");
     else if (h->chat)
         put_chat_logprobs(out, h, s);
     else
         put_legacy_logprobs(out, h, s);
-}
-
-static void put_finish(struct buf *out, const char *finish)
-{
-    if (finish)
-        buf_addf(out, ",\"finish_reason\":\"%s\"", finish);
+    if (s->finish)
+        buf_addf(out, ",\"finish_reason\":\"%s\"}", s->finish);
     else
-        buf_adds(out, ",\"finish_reason\":null");
+        buf_adds(out, ",\"finish_reason\":null}");
 }
 
-static void put_head(struct buf *out, const struct api_head *h, const char *object)
+static void put_end(struct buf *out, const struct api_usage *u, const struct buf *extra)
 {
-    buf_addf(out, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", h->id, object,
-             (long long)h->created);
-
-    buf_add_json_str(out, h->model, strlen(h->model));
-    buf_addf(out, ",\"system_fingerprint\":\"%s\",\"choices\":[", fingerprint());
+    buf_adds(out, "],\"usage\":");
+    put_usage(out, u);
+    if (extra) buf_add_buf(out, extra);
+    buf_addc(out, '}');
 }
 
-static void put_frame_head(struct buf *out, const struct api_head *h)
+static void put_frame(struct buf *out, const struct api_head *h, const struct api_span *s,
+                      const char *open, const char *close)
 {
     buf_adds(out, "data: ");
-    put_head(out, h, h->chat ? "chat.completion.chunk" : "text_completion");
-}
-
-static void put_frame_end(struct buf *out, const struct api_head *h, const struct buf *extra)
-{
-    buf_addc(out, ']');
-
-    if (h->usage_null) buf_adds(out, ",\"usage\":null");
-    if (extra) buf_add_buf(out, extra);
-    buf_adds(out, "}\n\n");
+    put_head(out, h, "chat.completion.chunk");
+    put_choice(out, h, s, open, close);
+    buf_adds(out, h->usage_null ? "],\"usage\":null" : "]");
 }
 
 void api_put_frame_role(struct buf *out, const struct api_head *h, unsigned index)
 {
-    put_frame_head(out, h);
-
-    buf_addf(out,
-             "{\"index\":%u,\"delta\":{\"role\":\"assistant\",\"content\":\"\","
-             "\"refusal\":null},\"logprobs\":null,\"finish_reason\":null}",
-             index);
-    put_frame_end(out, h, NULL);
+    put_frame(out, h, &(struct api_span){.index = index},
+              "\"delta\":{\"role\":\"assistant\",\"content\":\"\",\"refusal\":null", "}");
+    buf_adds(out, "}\n\n");
 }
 
 void api_put_frame_text(struct buf *out, const struct api_head *h, const struct api_span *s)
 {
-    put_frame_head(out, h);
-
-    buf_addf(out, "{\"index\":%u,%s", s->index, h->chat ? "\"delta\":{\"content\":" : "\"text\":");
-    buf_add_json_str(out, s->text + s->begin, s->end - s->begin);
-    buf_adds(out, h->chat ? "},\"logprobs\":" : ",\"logprobs\":");
-    put_logprobs(out, h, s);
-    buf_adds(out, ",\"finish_reason\":null}");
-    put_frame_end(out, h, NULL);
+    put_frame(out, h, s, h->chat ? "\"delta\":{\"content\":" : "\"text\":", h->chat ? "}" : "");
+    buf_adds(out, "}\n\n");
 }
 
 void api_put_frame_finish(struct buf *out, const struct api_head *h, const struct api_span *s,
                           const struct buf *extra)
 {
-    put_frame_head(out, h);
-
-    buf_addf(out, "{\"index\":%u,%s,\"logprobs\":null", s->index,
-             h->chat ? "\"delta\":{}" : "\"text\":\"\"");
-    put_finish(out, s->finish);
-    buf_addc(out, '}');
-    put_frame_end(out, h, extra);
+    put_frame(out, h, s, h->chat ? "\"delta\":{}" : "\"text\":\"\"", "");
+    if (extra) buf_add_buf(out, extra);
+    buf_adds(out, "}\n\n");
 }
 
 void api_put_frame_usage(struct buf *out, const struct api_head *h, const struct api_usage *u,
                          const struct buf *extra)
 {
-    put_frame_head(out, h);
-
-    buf_adds(out, "],\"usage\":");
-    put_usage(out, u);
-    if (extra) buf_add_buf(out, extra);
-    buf_adds(out, "}\n\n");
+    buf_adds(out, "data: ");
+    put_head(out, h, "chat.completion.chunk");
+    put_end(out, u, extra);
+    buf_adds(out, "\n\n");
 }
 
 void api_put_reply(struct buf *out, const struct api_head *h, const struct api_span *s, size_t n,
                    const struct api_usage *u, const struct buf *extra)
 {
-    put_head(out, h, h->chat ? "chat.completion" : "text_completion");
+    put_head(out, h, "chat.completion");
 
     for (size_t i = 0; i < n; i++) {
-        buf_addf(out, "%s{\"index\":%u,", i ? "," : "", s[i].index);
-        buf_adds(out, h->chat ? "\"message\":{\"role\":\"assistant\",\"content\":" : "\"text\":");
-        buf_add_json_str(out, s[i].text + s[i].begin, s[i].end - s[i].begin);
-        buf_adds(out, h->chat ? ",\"refusal\":null},\"logprobs\":" : ",\"logprobs\":");
-        put_logprobs(out, h, &s[i]);
-        put_finish(out, s[i].finish);
-        buf_addc(out, '}');
+        if (i) buf_addc(out, ',');
+        put_choice(out, h, &s[i],
+                   h->chat ? "\"message\":{\"role\":\"assistant\",\"content\":" : "\"text\":",
+                   h->chat ? ",\"refusal\":null}" : "");
     }
-    buf_adds(out, "],\"usage\":");
-    put_usage(out, u);
-    if (extra) buf_add_buf(out, extra);
-    buf_addc(out, '}');
+    put_end(out, u, extra);
 }
 
 /* ---- stop strings ---- */

@@ -38,7 +38,7 @@ struct api_head { /* what all frames and replies of one request share */
 };
 struct api_span { /* a part of one choice to be sent */
     unsigned index;
-    const char *text; /* of the whole choice */
+    const char *text; /* of the whole choice; NULL in a finish frame */
     size_t begin, end;
     const struct api_token *tok; /* tokens of this part; used when logprobs */
     size_t n_tok;

@@ -29,6 +29,7 @@ enum {
     SEED = 1,
 };
 
+enum step { STEP_FULL, STEP_REUSE, STEP_TRIAL, STEP_END };
 struct part {
     struct tier_key key;
     uint32_t tok0, n;
@@ -46,14 +47,10 @@ struct wk_shadow {
     float *row; /* [n_rows, V]: the request's; once the truth is known, that */
     struct part *part;
     size_t n_part;
-    struct pol_guard_shadow seen; /* kl < 0: not known */
-    bool has_trial;               /* of `tried`, the level below */
+    double kl[STEP_END], agree[STEP_END]; /* kl < 0: not known */
+    bool has_trial;                       /* of `tried`, the level below */
     struct pol_guard_setting tried;
-    double trial_kl, trial_agree;
 };
-
-enum step { STEP_FULL, STEP_REUSE, STEP_TRIAL, STEP_END };
-enum phase { AT_LOOP, AT_ENGINE, LEFT_ENGINE, AT_HELPER, LEFT_HELPER };
 
 struct wk_guard {
     struct worker *w;
@@ -66,8 +63,9 @@ struct wk_guard {
     size_t bytes;           /* of all shadows that are alive */
     struct wk_guard_view n; /* its counters alone */
     uint64_t n_seen, active_ns;
-    /* the shadow that is worked on: whose turn it is says `phase` */
-    atomic_int phase;
+    /* the shadow that is worked on: the engine's or a helper's while it is away */
+    atomic_bool away;
+    void (*back)(struct wk_guard *g); /* loop: what follows when it is not any more; or NULL */
     struct wk_shadow *cur;
     enum step step;
     unsigned tries;
@@ -102,10 +100,10 @@ unsigned wk_guard_rules(const struct worker *w, const struct api_settings *m,
 
 /* ---- a request's shadow; engine thread ---- */
 
-static void shadow_free(struct wk_shadow *s)
+void wk_guard_drop(struct wk_shadow *s)
 {
+    if (!s) return;
     struct wk_guard *g = s->w->guard;
-
     pthread_mutex_lock(&g->m);
     g->bytes -= s->bytes;
     pthread_mutex_unlock(&g->m);
@@ -113,11 +111,6 @@ static void shadow_free(struct wk_shadow *s)
     mem_free(s->row);
     mem_free(s->part);
     mem_free(s);
-}
-
-void wk_guard_drop(struct wk_shadow *s)
-{
-    if (s) shadow_free(s);
 }
 
 static struct wk_shadow *shadow_make(struct worker *w, const struct wk_prompt *p, unsigned epoch)
@@ -130,8 +123,8 @@ static struct wk_shadow *shadow_make(struct worker *w, const struct wk_prompt *p
 
     if (!s) return NULL;
     *s = (struct wk_shadow){.w = w, .bytes = bytes, .epoch = epoch, .n_prompt = p->n_tok};
-    s->seen = (struct pol_guard_shadow){.kl = -1, .reuse_kl = -1};
-    s->trial_kl = -1;
+    for (int i = 0; i < STEP_END; i++)
+        s->kl[i] = -1;
     pthread_mutex_lock(&g->m);
     bool room = g->bytes + bytes <= GUARD_BYTES_MAX;
     g->bytes += bytes;
@@ -141,7 +134,7 @@ static struct wk_shadow *shadow_make(struct worker *w, const struct wk_prompt *p
     s->row = room ? mem_alloc(WK_GUARD_ROWS * V * sizeof *s->row) : NULL;
     s->part = room ? mem_alloc((p->n_cut + 1) * sizeof *s->part) : NULL;
     if (!s->tok || !s->row || !s->part) {
-        shadow_free(s);
+        wk_guard_drop(s);
         return NULL;
     }
     memcpy(s->tok, p->tok, p->n_tok * sizeof *s->tok);
@@ -180,7 +173,7 @@ struct wk_shadow *wk_guard_begin(struct worker *w, const struct wk_prompt *p,
     }
     s->n_suffix = p->n_tok - p->cut[p->n_cut - 1].tok0 - p->cut[p->n_cut - 1].n;
     if (s->n_part > 0) return s;
-    shadow_free(s); /* exact, and nothing was held: it would not have been blended */
+    wk_guard_drop(s); /* exact, and nothing was held: it would not have been blended */
     return NULL;
 }
 
@@ -202,7 +195,7 @@ void wk_guard_put(struct wk_shadow *s)
     struct wk_guard *g = s->w->guard;
 
     if (s->n_rows == 0) {
-        shadow_free(s);
+        wk_guard_drop(s);
         return;
     }
     s->n_given = s->n_rows - 1; /* the last row's own token leads to nothing */
@@ -281,7 +274,7 @@ static void on_shadow_end(void *ctx, int status)
     struct wk_guard *g = ctx;
 
     g->status = status;
-    atomic_store(&g->phase, LEFT_ENGINE);
+    atomic_store(&g->away, false);
     wk_post(g->w, &g->msg);
 }
 
@@ -308,19 +301,14 @@ static void compute(void *arg)
 {
     struct wk_guard *g = arg;
     struct wk_shadow *s = g->cur;
-    double none;
 
-    if (g->step == STEP_FULL) {
-        s->seen.kl = mean_kl(g, g->other, s->row, &s->seen.agree);
+    if (g->step == STEP_FULL) { /* the truth takes the place of the request's own */
         float *blended = s->row;
         s->row = g->other;
         g->other = blended;
-    } else if (g->step == STEP_REUSE) {
-        s->seen.reuse_kl = mean_kl(g, s->row, g->other, &none);
-    } else {
-        s->trial_kl = mean_kl(g, s->row, g->other, &s->trial_agree);
     }
-    atomic_store(&g->phase, LEFT_HELPER);
+    s->kl[g->step] = mean_kl(g, s->row, g->other, &s->agree[g->step]);
+    atomic_store(&g->away, false);
     wk_post(g->w, &g->msg);
 }
 
@@ -345,24 +333,24 @@ static void tell(const struct wk_guard *g, enum pol_guard_action a)
 static void conclude(struct wk_guard *g)
 {
     struct wk_shadow *s = g->cur;
-    const struct pol_guard_shadow trial = {s->trial_kl, s->seen.reuse_kl, s->trial_agree};
+    const double kl = s->kl[STEP_FULL], reuse_kl = s->kl[STEP_REUSE];
+    const struct pol_guard_shadow seen = {kl, reuse_kl, s->agree[STEP_FULL]};
+    const struct pol_guard_shadow trial = {s->kl[STEP_TRIAL], reuse_kl, s->agree[STEP_TRIAL]};
     enum pol_guard_action a = POL_GUARD_STAY;
 
     pthread_mutex_lock(&g->m);
     const bool fresh = s->epoch == g->epoch; /* else it says nothing of the level in force */
-    if (fresh && s->seen.kl >= 0) a = pol_guard_see(&g->g, &g->cfg, &s->seen);
-    if (fresh && a == POL_GUARD_STAY && s->trial_kl >= 0)
-        a = pol_guard_trial(&g->g, &g->cfg, &trial);
+    if (fresh && kl >= 0) a = pol_guard_see(&g->g, &g->cfg, &seen);
+    if (fresh && a == POL_GUARD_STAY && trial.kl >= 0) a = pol_guard_trial(&g->g, &g->cfg, &trial);
     g->epoch += a != POL_GUARD_STAY;
     g->n.n_up += a == POL_GUARD_UP;
     g->n.n_down += a == POL_GUARD_DOWN;
     g->n.n_done++;
     if (a != POL_GUARD_STAY) tell(g, a);
     pthread_mutex_unlock(&g->m);
-    if (s->seen.kl >= 0 && isfinite(s->seen.kl)) wk_metric_observe(WK_GUARD_KL, s->seen.kl);
-    if (s->seen.kl >= 0 && s->seen.reuse_kl >= 0)
-        wk_metric_observe(WK_GUARD_REUSE_KL, s->seen.reuse_kl);
-    shadow_free(s);
+    if (kl >= 0 && isfinite(kl)) wk_metric_observe(WK_GUARD_KL, kl);
+    if (kl >= 0 && reuse_kl >= 0) wk_metric_observe(WK_GUARD_REUSE_KL, reuse_kl);
+    wk_guard_drop(s);
     g->cur = NULL;
 }
 
@@ -372,7 +360,7 @@ static void give_up(struct wk_guard *g, int status)
     g->n.n_failed++;
     pthread_mutex_unlock(&g->m);
     log_event(LOG_DEBUG, "shadow_failed", "error=%s tries=%u", err_name(status), g->tries);
-    shadow_free(g->cur);
+    wk_guard_drop(g->cur);
     g->cur = NULL;
 }
 
@@ -401,15 +389,22 @@ static void next_step(struct wk_guard *g)
     if (g->step == STEP_END) conclude(g);
 }
 
+static void send_away(struct wk_guard *g, void (*back)(struct wk_guard *g))
+{
+    g->back = back;
+    atomic_store(&g->away, true);
+}
+
 /* What an idle plan has come to. */
 static void step_ended(struct wk_guard *g)
 {
     if (g->status == 0) {
-        atomic_store(&g->phase, AT_HELPER);
+        send_away(g, next_step);
         g->status = jobs_submit(g->w->helpers, compute, g);
         if (g->status == 0) return;
+        atomic_store(&g->away, false);
+        g->back = NULL;
     }
-    atomic_store(&g->phase, AT_LOOP);
     if (g->status == 1) {
         next_step(g); /* a chunk has left RAM */
     } else if (g->status == -EAGAIN && ++g->tries < TRIES_MAX) {
@@ -435,10 +430,11 @@ static bool submit_step(struct wk_guard *g)
 
     if (!range) return false;
     g->range = range;
-    atomic_store(&g->phase, AT_ENGINE);
+    send_away(g, step_ended);
     if (fus_build_submit(g->w->engine, &b) == 0) return true;
-    atomic_store(&g->phase, AT_LOOP);
-    return false;
+    atomic_store(&g->away, false);
+    g->back = NULL;
+    return false; /* its list is full */
 }
 
 static bool is_idle(struct wk_guard *g)
@@ -452,19 +448,13 @@ static bool is_idle(struct wk_guard *g)
 static void work_on_shadow(void *arg)
 {
     struct wk_guard *g = arg;
-    const int phase = atomic_load(&g->phase);
 
-    if (atomic_load(&g->w->state) != WK_READY || phase == AT_ENGINE || phase == AT_HELPER) return;
-    if (phase == LEFT_ENGINE) step_ended(g);
-    if (phase == LEFT_HELPER) {
-        atomic_store(&g->phase, AT_LOOP);
-        next_step(g);
-    }
-    if (atomic_load(&g->phase) != AT_LOOP || (!g->cur && !take_shadow(g))) return;
-    if (!is_idle(g))
-        http_timer_set(g->timer, IDLE_MS);
-    else if (!submit_step(g))
-        http_timer_set(g->timer, IDLE_MS); /* the engine's list is full */
+    if (atomic_load(&g->w->state) != WK_READY || atomic_load(&g->away)) return;
+    void (*back)(struct wk_guard * g) = g->back;
+    g->back = NULL;
+    if (back) back(g);
+    if (atomic_load(&g->away) || g->back || (!g->cur && !take_shadow(g))) return;
+    if (!is_idle(g) || !submit_step(g)) http_timer_set(g->timer, IDLE_MS);
 }
 
 static void on_msg(struct wk_msg *m)
@@ -562,10 +552,10 @@ void wk_guard_destroy(struct worker *w)
     if (!g) return;
     wk_unpost(w, &g->msg);
     http_timer_destroy(g->timer);
-    if (g->cur) shadow_free(g->cur);
+    if (g->cur) wk_guard_drop(g->cur);
     for (struct wk_shadow *s; (s = STAILQ_FIRST(&g->queue));) {
         STAILQ_REMOVE_HEAD(&g->queue, link);
-        shadow_free(s);
+        wk_guard_drop(s);
     }
     ASSERT(g->bytes == 0);
     mem_free(g->range);
@@ -576,31 +566,26 @@ void wk_guard_destroy(struct worker *w)
 }
 
 /* ---- in words: GET /admin/quality, and the note in a request's report ---- */
-static void put_number(struct buf *b, const char *name, double x)
-{
-    if (isfinite(x))
-        buf_addf(b, ",\"%s\":%.6g", name, x);
-    else
-        buf_addf(b, ",\"%s\":null", name);
-}
-
 /* `"name":{…}`, or null where nothing was seen. */
 static void put_means(struct buf *b, const char *name, const struct pol_guard_means *m)
 {
     const struct pol_guard_gauge v = pol_guard_gauge(m);
+    const struct {
+        const char *name;
+        double x;
+    } numbers[] = {{"kl", v.kl},          {"kl_low", v.kl_low},     {"kl_high", v.kl_high},
+                   {"limit", v.limit},    {"reuse_kl", v.reuse_kl}, {"loss", v.loss},
+                   {"agreement", v.agree}};
 
     if (v.count == 0) {
         buf_addf(b, ",\"%s\":null", name);
         return;
     }
     buf_addf(b, ",\"%s\":{\"shadows\":%u", name, v.count);
-    put_number(b, "kl", v.kl);
-    put_number(b, "kl_low", v.kl_low);
-    put_number(b, "kl_high", v.kl_high);
-    put_number(b, "limit", v.limit);
-    put_number(b, "reuse_kl", v.reuse_kl);
-    put_number(b, "loss", v.loss);
-    put_number(b, "agreement", v.agree);
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        buf_addf(b, ",\"%s\":", numbers[i].name);
+        buf_addf(b, isfinite(numbers[i].x) ? "%.6g" : "null", numbers[i].x);
+    }
     buf_addc(b, '}');
 }
 

@@ -25,7 +25,7 @@ struct item {
 struct warmup {
     struct wk_task t;
     struct item *item;
-    size_t n, n_open;
+    size_t n;
     bool wait;
     char ns[512];
 };
@@ -137,18 +137,21 @@ static int warmup_run(struct wk_task *t)
 }
 
 /* ---- loop ---- */
-static void reply(struct warmup *s)
+static void reply_if_due(struct warmup *s)
 {
     struct wk_task *t = &s->t;
     struct wk_call *c = t->call;
     bool pending = false;
     char hex[33];
+
+    for (size_t i = 0; i < s->n; i++)
+        pending |= s->item[i].state == ITEM_QUEUED;
+    if (pending && s->wait) return;
     buf_adds(&t->out, "{\"object\":\"list\",\"data\":[");
 
     for (size_t i = 0; i < s->n; i++) {
         const struct item *it = &s->item[i];
         tier_key_hex(&it->key, hex);
-        pending |= it->state == ITEM_QUEUED;
         buf_addf(&t->out,
                  "%s{\"id\":\"%s\",\"object\":\"segment\",\"tokens\":%u,\"status\":\"%s\"}",
                  i ? "," : "", hex, it->n, state_names[it->state]);
@@ -165,7 +168,6 @@ static void warmup_then(struct wk_task *t)
 {
     struct warmup *s = (struct warmup *)t;
 
-    s->n_open = s->n + 1; /* a build may end while the next one is being queued */
     for (size_t i = 0; i < s->n; i++) {
         struct item *it = &s->item[i];
         if (it->state != ITEM_NEW) continue;
@@ -175,10 +177,7 @@ static void warmup_then(struct wk_task *t)
                     : rc == -EAGAIN ? ITEM_BUSY
                                     : ITEM_FAILED;
     }
-    s->n_open = 0;
-    for (size_t i = 0; i < s->n; i++)
-        s->n_open += s->item[i].state == ITEM_QUEUED;
-    if (s->n_open == 0 || !s->wait) reply(s);
+    reply_if_due(s);
 }
 
 void wk_warmups_built(struct worker *w, const struct tier_key *key, int status)
@@ -190,11 +189,10 @@ void wk_warmups_built(struct worker *w, const struct tier_key *key, int status)
         next = wk_task_next(w, t, warmup_then);
         for (size_t i = 0; i < s->n; i++) {
             struct item *it = &s->item[i];
-            if (it->state != ITEM_QUEUED || !tier_key_same(&it->key, key)) continue;
-            it->state = status < 0 ? ITEM_FAILED : ITEM_READY;
-            s->n_open--;
+            if (it->state == ITEM_QUEUED && tier_key_same(&it->key, key))
+                it->state = status < 0 ? ITEM_FAILED : ITEM_READY;
         }
-        if (s->n_open == 0) reply(s);
+        reply_if_due(s);
     }
 }
 

@@ -68,7 +68,8 @@ TEST(legacy_reply_of_two)
 TEST(stream_frames)
 {
     struct api_head h = head(true, false);
-    struct api_span s = {.index = 1, .text = "abc", .begin = 1, .end = 3, .finish = "length"};
+    struct api_span s = {.index = 1, .text = "abc", .begin = 1, .end = 3};
+    const struct api_span last = {.index = 1, .finish = "length"};
     struct buf b = BUF_INIT;
 
     api_put_frame_role(&b, &h, 1);
@@ -87,7 +88,7 @@ TEST(stream_frames)
                  "\"model\":\"m\"" FP ",\"choices\":[{\"index\":1,\"delta\":{\"content\":\"bc\"},"
                  "\"logprobs\":null,\"finish_reason\":null}],\"usage\":null}\n\n");
     buf_clear(&b);
-    api_put_frame_finish(&b, &h, &s, NULL);
+    api_put_frame_finish(&b, &h, &last, NULL);
     ASSERT_OK(buf_status(&b));
     ASSERT_STREQ(buf_cstr(&b),
                  "data: {\"id\":\"chatcmpl-1\",\"object\":\"chat.completion.chunk\",\"created\":5,"
