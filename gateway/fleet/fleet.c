@@ -99,7 +99,6 @@ static void target_free(struct gw_target *t)
     mem_free(t->authorization);
     mem_free(t->at.address);
     mem_free(t->at.dial);
-    mem_free(t->name);
     mem_free(t);
 }
 
@@ -131,12 +130,7 @@ void gw_fleet_destroy(struct gw_fleet *f)
     jobs_destroy(f->resolver);
     for (size_t i = 0; i < f->n; i++)
         target_free(f->target[i]);
-    while (f->old_names) {
-        struct fleet_name *old = f->old_names;
-        f->old_names = old->next;
-        mem_free(old->name);
-        mem_free(old);
-    }
+    arena_fini(&f->names);
     (void)event_del(&f->wake_ev);
     if (f->wake_fd >= 0) (void)close(f->wake_fd);
     http_timer_destroy(f->room_timer);
@@ -193,7 +187,7 @@ static int target_create(struct gw_fleet *f, const char *name, const char *addre
 {
     struct gw_target *t = mem_zalloc(sizeof *t);
     if (!t) return -ENOMEM;
-    t->name = mem_strdup(name);
+    t->name = arena_strndup(&f->names, name, strlen(name));
     t->worker = worker;
     t->id = seg_text_id("fleet", name, strlen(name));
     int r = copy_address(address, &t->at.address, &t->at.dial);
@@ -245,21 +239,18 @@ static void target_leave(struct gw_fleet *f, struct gw_target *t)
 }
 
 /* Workers may come and go with ever new addresses: once the table is full, the place of one that
- * left is used again. Its name is kept: the logs of its last requests point at it. */
+ * left is used again. */
 static struct gw_target *reuse_place(struct gw_fleet *f, const char *address)
 {
     struct gw_target *t = NULL;
-    char *name = mem_strdup(address), *to, *dial;
-    struct fleet_name *old = mem_alloc(sizeof *old);
-    bool ok = copy_address(address, &to, &dial) == 0 && name && old;
+    char *name = arena_strndup(&f->names, address, strlen(address)), *to, *dial;
+    bool ok = copy_address(address, &to, &dial) == 0 && name;
     fleet_lock(f);
     for (size_t i = 0; ok && i < f->n && !t; i++) {
         struct gw_target *x = f->target[i];
         if (x->worker && !x->own && x->retired && x->n_inflight == 0 && !x->probe.call) t = x;
     }
     if (t) {
-        *old = (struct fleet_name){f->old_names, t->name};
-        f->old_names = old;
         t->name = name;
         t->id = seg_text_id("fleet", name, strlen(name));
         set_address(t, to, dial);
@@ -268,10 +259,10 @@ static struct gw_target *reuse_place(struct gw_fleet *f, const char *address)
         recount_kinds(f);
     }
     fleet_unlock(f);
-    void *unused[] = {name, to, dial, old};
-    for (size_t i = 0; !t && i < 4; i++)
-        mem_free(unused[i]);
-    return t;
+    if (t) return t;
+    mem_free(to);
+    mem_free(dial);
+    return NULL;
 }
 
 int gw_fleet_add_worker(struct gw_fleet *f, const char *address, bool own, unsigned *ret_index)

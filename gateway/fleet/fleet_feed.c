@@ -1,7 +1,6 @@
 /* What a worker tells of the chunks that it holds and of its load: a long poll after the other. */
 #include "base/log.h"
 #include "gateway/fleet/fleet_int.h"
-#include "gateway/process/stats.h"
 
 #include <stdio.h>
 #include <stdlib.h>

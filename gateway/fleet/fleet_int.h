@@ -25,10 +25,6 @@ struct fleet_model {
     char *id;   /* as clients say it */
     char *json; /* its object in /v1/models */
 };
-struct fleet_name { /* of a target whose place has been used again */
-    struct fleet_name *next;
-    char *name;
-};
 struct fleet_client {          /* one loop's connections; touched by that loop only */
     struct fleet_client *next; /* older ones whose calls have not all ended */
     struct http_client *client;
@@ -89,7 +85,8 @@ enum {
 struct gw_target {
     /* set once */
     unsigned index;
-    bool own, worker;
+    bool own, worker; /* own: its process is watched, so that it needs no breaker, which would only
+                         keep a restarted one waiting */
     struct fleet_probe probe;
     struct gw_feed feed;                        /* control loop only */
     struct fleet_client *clients[GW_LOOPS_MAX]; /* each by its loop */
@@ -133,8 +130,8 @@ struct gw_fleet {
     struct gw_target *target[GW_TARGETS_MAX];
     size_t n;
     unsigned n_workers, n_upstreams; /* that are not leaving */
-    bool one_model; /* one worker, or all of them own: what one serves they all do */
-    struct fleet_name *old_names;
+    bool one_model;     /* one worker, or all of them own: what one serves they all do */
+    struct arena names; /* of all targets there ever were: logs point at them */
     struct rng rng;
     bool quitting, woken, room, wants_room; /* wants_room: a request waits for it */
     uint64_t room_at_ns; /* when a breaker lets one through; 0: no timer needed */

@@ -160,12 +160,6 @@ static void breaker_rules(const struct gw_fleet *f, struct gw_target *t)
         f->set.breaker_open_ns;
 }
 
-/* An own worker's process is watched; its breaker would only keep a restarted one waiting. */
-static bool has_breaker(const struct gw_target *t)
-{
-    return !t->own;
-}
-
 static double slow_start(const struct gw_target *t, uint64_t now)
 {
     if (!t->health.slow_from_ns) return 1;
@@ -182,12 +176,12 @@ struct candidate {
     bool trial;     /* its breaker wants one try */
 };
 struct search {
-    struct candidate can[GW_TARGETS_MAX];
     size_t n;
     bool known, perhaps, loading, returning, unsure, full, open;
     uint64_t wait_ns;   /* until the first breaker lets one through */
     unsigned new_group; /* the best of those that were added just now */
     uint64_t new_until_ns;
+    struct candidate can[GW_TARGETS_MAX]; /* the last member: it is not cleared */
 };
 
 static unsigned group_of(const struct gw_target *t)
@@ -224,7 +218,7 @@ static void look_at(struct gw_fleet *f, struct gw_target *t, const struct gw_wan
         }
         return;
     }
-    uint64_t wait = has_breaker(t) ? breaker_wait_ns(&t->health.breaker, now) : 0;
+    uint64_t wait = !t->own ? breaker_wait_ns(&t->health.breaker, now) : 0;
     if (wait > 0) {
         if (t->health.breaker.state == BREAKER_HALF_OPEN) wait = PROBE_OUT_WAIT_MS * 1000000ull;
         if (!s->open || wait < s->wait_ns) s->wait_ns = wait;
@@ -236,7 +230,7 @@ static void look_at(struct gw_fleet *f, struct gw_target *t, const struct gw_wan
     } else if (serves == FLEET_PERHAPS) {
         s->unsure = true; /* its list of models is being asked for */
     } else {
-        bool trial = has_breaker(t) && t->health.breaker.state != BREAKER_CLOSED;
+        bool trial = !t->own && t->health.breaker.state != BREAKER_CLOSED;
         s->can[s->n++] = (struct candidate){t, sent, group_of(t), trial};
     }
 }
@@ -294,7 +288,7 @@ static void lease(struct gw_fleet *f, const struct candidate *c, const struct gw
 {
     struct gw_target *t = c->target;
     uint64_t tokens = w->prompt_tokens > resident ? w->prompt_tokens - resident : 0;
-    if (has_breaker(t)) {
+    if (!t->own) {
         breaker_rules(f, t);
         bool allowed = breaker_allow(&t->health.breaker, now);
         ASSERT(allowed);
@@ -350,11 +344,8 @@ enum gw_pick gw_fleet_pick(struct gw_fleet *f, const struct gw_want *w, struct g
     uint64_t resident[GW_TARGETS_MAX];
     const uint64_t *held = NULL;
     struct search s;
-    s.n = 0;
-    s.known = s.perhaps = s.loading = s.returning = s.unsure = s.full = s.open = false;
-    s.wait_ns = 0;
+    memset(&s, 0, offsetof(struct search, can));
     s.new_group = UINT32_MAX;
-    s.new_until_ns = 0;
     if (f->directory && w->n_texts > 0 && !w->upstream_only) {
         gw_directory_resident(f->directory, w->text_id, w->n_texts, resident, GW_TARGETS_MAX);
         held = resident;
@@ -390,7 +381,7 @@ static void judge_try(struct gw_fleet *f, struct gw_target *t, const struct gw_l
                                                   [GW_DONE_FAILED] = BREAKER_FAILED,
                                                   [GW_DONE_TIMEOUT] = BREAKER_TIMEOUT};
     enum breaker_state before = t->health.breaker.state;
-    if (!has_breaker(t)) return;
+    if (t->own) return;
     breaker_rules(f, t);
     if (o == GW_DONE_CANCELLED)
         breaker_forget(&t->health.breaker, l->at_ns);

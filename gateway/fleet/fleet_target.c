@@ -6,7 +6,6 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/clock.h"
-#include "gateway/process/stats.h"
 
 #include <errno.h>
 #include <stdio.h>

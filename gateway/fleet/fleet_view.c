@@ -5,7 +5,6 @@
 #include "base/clock.h"
 #include "gateway/process/stats.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 

@@ -182,7 +182,6 @@ int gw_directory_put(struct gw_directory *d, unsigned target, uint64_t text_id, 
 
 void gw_directory_drop(struct gw_directory *d, unsigned target, uint64_t text_id)
 {
-    if (target >= GW_TARGETS_MAX) return;
     (void)pthread_mutex_lock(&d->m);
     uint32_t *at = find_holder(d, target, text_id);
     if (*at != NONE) node_free(d, at);
@@ -191,7 +190,6 @@ void gw_directory_drop(struct gw_directory *d, unsigned target, uint64_t text_id
 
 void gw_directory_forget(struct gw_directory *d, unsigned target)
 {
-    if (target >= GW_TARGETS_MAX) return;
     (void)pthread_mutex_lock(&d->m);
     d->generation[target]++;
     d->n -= d->n_of[target];

@@ -7,13 +7,11 @@
 #include "gateway/process/config.h"
 #include "gateway/process/entry.h"
 
-#include <ctype.h>
 #include <fnmatch.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 enum { FILE_KEY_MAX = 4096, NAME_MAX_BYTES = 100, INFLIGHT_MAX = 1000000 };
 

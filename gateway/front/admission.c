@@ -23,7 +23,6 @@
 #include "gateway/request/request.h"
 #include "segment/segment.h"
 
-#include <stdio.h>
 #include <string.h>
 
 enum {

@@ -23,7 +23,6 @@
 
 #include <pthread.h>
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 enum { GW_ADMIT_LANES = 64, GW_ADMIT_GROUPS = 64 };

@@ -44,10 +44,9 @@ int gw_error_headers_after(enum gw_error e, uint64_t after_ms, struct buf *out)
 {
     /* retry-after-ms is read first, Retry-After by all other clients. Both SDKs obey
      * x-should-retry above everything: nothing that is bound to fail again is tried again. */
-    int r = buf_addf(out, "Retry-After: %llu\r\nretry-after-ms: %llu\r\nx-should-retry: %s\r\n",
-                     (unsigned long long)(after_ms / 1000 + (after_ms % 1000 != 0)),
-                     (unsigned long long)after_ms, after_ms > RETRY_MS_MAX ? "false" : "true");
-    return r;
+    return buf_addf(out, "Retry-After: %llu\r\nretry-after-ms: %llu\r\nx-should-retry: %s\r\n",
+                    (unsigned long long)(after_ms / 1000 + (after_ms % 1000 != 0)),
+                    (unsigned long long)after_ms, after_ms > RETRY_MS_MAX ? "false" : "true");
 }
 
 int gw_error_headers(enum gw_error e, struct buf *out)

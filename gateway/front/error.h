@@ -5,7 +5,6 @@
 #ifndef GATEWAY_FRONT_ERROR_H
 #define GATEWAY_FRONT_ERROR_H
 
-#include <stddef.h>
 #include <stdint.h>
 
 struct buf;

@@ -2,7 +2,6 @@
  * goes to relay.c, everything else is answered here from memory. */
 #include "gateway/front/front.h"
 
-#include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/metric.h"
@@ -18,7 +17,6 @@
 #include "gateway/request/relay.h"
 #include "gateway/request/request.h"
 
-#include <stdio.h>
 #include <string.h>
 
 /* ---- routes answered from memory ---- */

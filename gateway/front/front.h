@@ -4,7 +4,6 @@
 
 #include "base/net/http.h"
 
-#include <stdbool.h>
 #include <stddef.h>
 
 struct gw_page;

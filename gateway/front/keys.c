@@ -218,11 +218,6 @@ static const struct gw_key *by_id(const struct gw_keys *k, const char *id, size_
     return NULL;
 }
 
-static bool limits_differ(const struct gw_limit *a, const struct gw_limit *b)
-{
-    return memcmp(a, b, sizeof *a) != 0;
-}
-
 static bool claims_differ(const struct gw_claims *a, const struct gw_claims *b)
 {
     return a->weight != b->weight || a->priority != b->priority || a->max_ttft_ms != b->max_ttft_ms;
@@ -248,7 +243,7 @@ static int check_twins(const struct gw_keys *k, struct err *err)
         if (same)
             return err_set(err, -EINVAL, "one key stands in two entries, as %s and as %s",
                            same->key.id, key->id);
-        if (twin && (limits_differ(&key->limit, &twin->limit) ||
+        if (twin && (memcmp(&key->limit, &twin->limit, sizeof key->limit) != 0 ||
                      claims_differ(&key->claims, &twin->claims)))
             return err_set(err, -EINVAL, "two keys have the id %s and different limits", key->id);
     }
@@ -289,7 +284,7 @@ static int open_account(struct gw_key *key, const struct gw_key *before)
 {
     key->account = before ? gw_account_ref(before->account) : gw_account_create();
     if (!key->account) return -ENOMEM;
-    if (before && limits_differ(&key->limit, &before->limit))
+    if (before && memcmp(&key->limit, &before->limit, sizeof key->limit) != 0)
         gw_account_clamp(key->account, &key->limit);
     return 0;
 }

@@ -17,7 +17,6 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 enum { GW_LIMIT_MAX = 100000000 }; /* tokens a minute: what the arithmetic has room for */

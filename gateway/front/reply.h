@@ -6,7 +6,6 @@
 #ifndef GATEWAY_FRONT_REPLY_H
 #define GATEWAY_FRONT_REPLY_H
 
-#include "gateway/front/cors.h"
 #include "gateway/front/error.h"
 
 #include <stdint.h>

@@ -6,7 +6,6 @@
 #include "gateway/fleet/view.h"
 #include "gateway/front/reply.h"
 #include "gateway/front/keys.h"
-#include "gateway/front/admission.h"
 #include "gateway/process/config.h"
 #include "gateway/process/gather.h"
 #include "gateway/process/own.h"

@@ -9,8 +9,6 @@
 #include "gateway/front/reply.h"
 #include "gateway/request/request.h"
 
-#include <errno.h>
-
 enum {
     PAGE_BYTES_MAX = 4 << 20,
     METRICS_MS = 1000, /* whoever scrapes has little patience */

@@ -4,8 +4,6 @@
 
 #include "base/buf.h"
 
-#include <stddef.h>
-
 struct gw_gather;
 struct gw_req;
 struct gw_page {

@@ -139,11 +139,6 @@ bool gw_loops_idle(struct gw_server *server)
 
 /* ---- timers ---- */
 
-static void on_queue_timer(void *arg)
-{
-    gw_relay_arm_queue(arg);
-}
-
 static void on_tick(void *arg)
 {
     struct gw_loop *loop = arg;
@@ -179,7 +174,7 @@ int gw_loops_create(struct gw_server *server, unsigned n)
         loop->accepting = true;
         int r = http_loop_create(&loop->http_loop);
         if (r == 0)
-            r = http_timer_create(loop->http_loop, on_queue_timer, loop, &loop->queue_timer);
+            r = http_timer_create(loop->http_loop, gw_relay_arm_queue, loop, &loop->queue_timer);
         if (r == 0) r = http_timer_create(loop->http_loop, on_tick, loop, &loop->tick);
         if (r < 0) return r;
         http_timer_set(loop->tick, TICK_MS);

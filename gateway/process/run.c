@@ -3,7 +3,6 @@
 #include "base/clock.h"
 #include "base/jobs.h"
 #include "base/log.h"
-#include "base/mem.h"
 #include "gateway/fleet/residency.h"
 #include "gateway/fleet/fleet.h"
 #include "gateway/fleet/view.h"
@@ -24,7 +23,6 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 enum {

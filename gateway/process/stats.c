@@ -146,8 +146,8 @@ void gw_stats_put_shed(struct buf *b)
 struct gw_stats {
     struct jobs *writer; /* one thread: lines keep their order */
     bool on;
-    char *path; /* NULL: no file */
-    int fd;     /* -1: off; the writer's own once it runs */
+    const char *path; /* the configuration's; NULL: no file */
+    int fd;           /* -1: off; the writer's own once it runs */
 };
 struct log_line {
     struct gw_stats *stats;
@@ -172,15 +172,14 @@ int gw_stats_create(const char *access_log, struct gw_stats **ret)
     if (strcmp(access_log, "stdout") == 0 || strcmp(access_log, "-") == 0) {
         s->fd = STDOUT_FILENO;
     } else if (strcmp(access_log, "off") != 0) {
-        s->path = mem_strdup(access_log);
-        s->fd = s->path ? open_log(access_log) : -ENOMEM;
+        s->path = access_log;
+        s->fd = open_log(access_log);
         if (s->fd < 0) r = s->fd;
     }
     s->on = s->fd >= 0;
     if (r == 0 && s->on) r = jobs_create(&(struct jobs_opts){1, 4096, NULL}, &s->writer);
     if (r < 0) {
         if (s->fd > STDERR_FILENO) (void)close(s->fd);
-        mem_free(s->path);
         mem_free(s);
         return r;
     }
@@ -193,7 +192,6 @@ void gw_stats_destroy(struct gw_stats *s)
     if (!s) return;
     jobs_destroy(s->writer);
     if (s->fd > STDERR_FILENO) (void)close(s->fd);
-    mem_free(s->path);
     mem_free(s);
 }
 

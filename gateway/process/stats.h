@@ -8,7 +8,6 @@
 #define GATEWAY_PROCESS_STATS_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 enum gw_end { /* why a request ended: access log */
@@ -30,7 +29,7 @@ enum gw_shed_reason {                    /* why a completion was sent away */
 struct gw_req;
 struct buf;
 struct gw_stats;
-/* access_log: "stdout" or "-", "off", or a path. */
+/* access_log: "stdout" or "-", "off", or a path; lives as long. */
 int gw_stats_create(const char *access_log, struct gw_stats **ret);
 /* Open the file anew, as after its rotation: lines already taken still go to the old one. 0, or an
  * error and the old file stays. */

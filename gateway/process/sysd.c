@@ -1,6 +1,5 @@
 #include "gateway/process/sysd.h"
 
-#include "base/buf.h"
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/mem.h"

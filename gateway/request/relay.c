@@ -9,8 +9,6 @@
 
 #include "base/assert.h"
 #include "base/clock.h"
-#include "base/log.h"
-#include "base/mem.h"
 #include "gateway/fleet/view.h"
 #include "gateway/front/reply.h"
 #include "gateway/front/admission.h"
@@ -18,8 +16,6 @@
 #include "gateway/process/server.h"
 #include "gateway/request/request.h"
 
-#include <errno.h>
-#include <stdio.h>
 #include <string.h>
 
 enum { OPEN_WAIT_MAX_MS = 2000 }; /* chosen: a breaker that opens later is told to clients */
@@ -191,8 +187,9 @@ static void has_turn(struct gw_req *q)
     gw_send(q);
 }
 
-void gw_relay_arm_queue(struct gw_loop *loop)
+void gw_relay_arm_queue(void *arg)
 {
+    struct gw_loop *loop = arg;
     struct gw_admit *a = &loop->server->admit;
     uint64_t next, now = clock_ns();
     for (struct gw_ticket *t; (t = gw_admit_expire(a, loop->index, now, &next));) {

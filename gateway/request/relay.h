@@ -21,7 +21,7 @@ void gw_relay_close(struct gw_req *q);        /* give back whatever it holds */
 void gw_relay_cut(struct gw_req *q, enum gw_error e, const char *message); /* end it now */
 void gw_relay_take_turns(struct gw_loop *loop);  /* tickets were granted */
 void gw_relay_call_parked(struct gw_loop *loop); /* targets have changed */
-void gw_relay_arm_queue(struct gw_loop *loop);   /* the timer of the queue's deadlines */
+void gw_relay_arm_queue(void *loop); /* the timer of the queue's deadlines, which calls it */
 /* No target can be had: wait for one in PARKED, or answer why not. */
 void gw_relay_no_target(struct gw_req *q, enum gw_pick why, uint32_t wait_ms);
 

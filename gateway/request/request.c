@@ -1,7 +1,5 @@
 #include "gateway/request/request.h"
 
-#include "gateway/fleet/lease.h"
-#include "gateway/process/config.h"
 #include "segment/segment.h"
 
 #include <string.h>

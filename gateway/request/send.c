@@ -6,8 +6,6 @@
  * client as it came. A target that stays silent for too long is not asked again, another one is. */
 #include "gateway/request/send.h"
 
-#include "base/assert.h"
-#include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "gateway/fleet/upstream.h"
@@ -21,7 +19,6 @@
 #include "gateway/request/request.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <string.h>
 
 enum { HEADERS_USUAL_BYTES = 960 }; /* chosen: one small block */
