@@ -23,24 +23,42 @@
 #define QWEN2 "You are a helpful assistant."
 #define QWEN25 "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
 
+/* system, user, assistant */
+#define TURNS(t)                                                                                   \
+    {                                                                                              \
+        t, t, t                                                                                    \
+    }
+#define CHATML                                                                                     \
+    .render = chat_turns, .turn = TURNS("{<|im_start|>}%r\n%c{<|im_end|>}\n"),                     \
+    .gen = "{<|im_start|>}assistant\n"
+#define LLAMA3_HEADER(role) "{<|start_header_id|>}" role "{<|end_header_id|>}\n\n"
+#define LLAMA3                                                                                     \
+    .render = chat_turns, .bos = "<|begin_of_text|>", .start = "%b",                               \
+    .turn = TURNS(LLAMA3_HEADER("%r") "%t{<|eot_id|>}"), .gen = LLAMA3_HEADER("assistant")
+#define LLAMA3_SYSTEM(date, text)                                                                  \
+    LLAMA3_HEADER("system")                                                                        \
+    "Cutting Knowledge Date: December 2023\nToday Date: " date "\n\n" text "{<|eot_id|>}"
+#define LLAMA3_DATED(date)                                                                         \
+    LLAMA3, .without_system = LLAMA3_SYSTEM(date, ""), .with_system = LLAMA3_SYSTEM(date, "%t")
+#define PHI3(role) "{<|" role "|>}\n%c{<|end|>}\n"
+
 static const struct chat chats[] = {
     /* what --chat-template NAME gives; recognition starts from these, too */
-    {.name = "smollm2", .render = chat_chatml, .default_system = SMOLLM},
-    {.name = "qwen2", .render = chat_chatml, .default_system = QWEN2},
-    {.name = "qwen2.5", .render = chat_chatml, .default_system = QWEN25, .tools = true},
-    {.name = "qwen3", .render = chat_chatml, .tools = true, .think = true},
-    {.name = "chatml", .render = chat_chatml},
-    {.name = "yi", .render = chat_yi},
+    {.name = "smollm2", CHATML, .default_system = SMOLLM},
+    {.name = "qwen2", CHATML, .default_system = QWEN2},
+    {.name = "qwen2.5", CHATML, .default_system = QWEN25, .tools = true},
+    {.name = "qwen3", CHATML, .tools = true, .think = true},
+    {.name = "chatml", CHATML},
+    /* The system text stands bare before the first turn; every user turn opens the answer. */
+    {.name = "yi",
+     .render = chat_turns,
+     .with_system = "%c",
+     .turn = {NULL, "{<|im_start|>}user\n%c{<|im_end|>}\n{<|im_start|>}assistant\n",
+              "%c{<|im_end|>}\n"}},
     {.name = "llama2", .render = chat_llama2, .bos = "<s>", .eos = "</s>"},
-    {.name = "llama3", .render = chat_llama3, .bos = "<|begin_of_text|>"},
-    {.name = "llama3.1",
-     .render = chat_llama3,
-     .bos = "<|begin_of_text|>",
-     .date = CHAT_DATE_FIXED},
-    {.name = "llama3.2",
-     .render = chat_llama3,
-     .bos = "<|begin_of_text|>",
-     .date = CHAT_DATE_TODAY},
+    {.name = "llama3", LLAMA3},
+    {.name = "llama3.1", LLAMA3_DATED("26 Jul 2024")},
+    {.name = "llama3.2", LLAMA3_DATED("%d")},
     {.name = "mistral-v0.1",
      .render = chat_mistral,
      .bos = "<s>",
@@ -68,9 +86,24 @@ static const struct chat chats[] = {
      .eos = "</s>",
      .mistral =
          {.open = "[INST]", .close = "[/INST]", .system = CHAT_SYSTEM_LAST, .control = true}},
-    {.name = "zephyr", .render = chat_zephyr, .eos = "</s>"},
-    {.name = "phi3", .render = chat_phi3, .eos = "<|endoftext|>"},
-    {.name = "phi3-v1", .render = chat_phi3_v1, .bos = "<s>"},
+    /* The role names are ordinary text to Zephyr's tokenizer; only the end of a turn is a token. */
+    {.name = "zephyr",
+     .render = chat_turns,
+     .eos = "</s>",
+     .turn = TURNS("<|%r|>\n%c%e\n"),
+     .gen = "<|assistant|>\n"},
+    {.name = "phi3",
+     .render = chat_turns,
+     .eos = "<|endoftext|>",
+     .turn = {PHI3("system"), PHI3("user"), PHI3("assistant")},
+     .gen = "{<|assistant|>}\n",
+     .end = "%e"},
+    /* The first release: no system turn, and every question opens its answer. */
+    {.name = "phi3-v1",
+     .render = chat_turns,
+     .bos = "<s>",
+     .start = "%b",
+     .turn = {NULL, PHI3("user") "{<|assistant|>}\n", "%c{<|end|>}\n"}},
 };
 enum { N_CHATS = sizeof chats / sizeof chats[0] };
 

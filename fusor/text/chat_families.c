@@ -1,11 +1,12 @@
-/* One formatter per family. Each writes what the family's Jinja template writes (with trim_blocks
- * and lstrip_blocks, as transformers runs it); tests/data/chat holds the templates and Python's
- * renders. */
+/* What a family's Jinja template writes (with trim_blocks and lstrip_blocks, as transformers runs
+ * it): by the patterns of its turns, or by a function of its own; tests/data/chat holds the
+ * templates and Python's renders. */
 #include "base/clock.h"
 #include "base/mem.h"
 #include "fusor/text/chat_int.h"
 #include "fusor/text/unicode.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
@@ -33,11 +34,6 @@ static void add_piece(struct chat_job *j, const char *s, size_t len, bool specia
         o->pieces = p;
     }
     o->pieces[o->n_pieces++] = (struct tok_piece){NULL, len, special};
-}
-
-static void special(struct chat_job *j, const char *s)
-{
-    add_piece(j, s, strlen(s), true);
 }
 
 static void text(struct chat_job *j, const char *s)
@@ -124,10 +120,49 @@ static struct range trim_newlines(const struct chat_msg *m, struct range r, bool
     return r;
 }
 
-/* ---- refusals ----------------------------------------------------------------------------------
+/* ---- patterns ----------------------------------------------------------------------------------
  */
 
+/* Today, as the template's strftime_now gives it, or what it falls back to. */
+static void date(struct chat_job *j)
+{
+    static const char months[] = "JanFebMarAprMayJunJulAugSepOctNovDec";
+    time_t now = (time_t)clock_wall_s();
+    struct tm tm;
+    char s[32];
+    if (!localtime_r(&now, &tm)) return text(j, "26 Jul 2024");
+    (void)snprintf(s, sizeof s, "%02d %.3s %d", tm.tm_mday, months + 3 * tm.tm_mon,
+                   tm.tm_year + 1900);
+    text(j, s);
+}
+
 static const char *const role_names[] = {"system", "user", "assistant", "tool"};
+
+/* A pattern of chat_int.h, with message i. */
+static void put(struct chat_job *j, const char *p, size_t i)
+{
+    while (p && *p) {
+        size_t n = strcspn(p, "{%");
+        add_piece(j, p, n, false);
+        p += n;
+        if (*p == '{') {
+            n = strcspn(p, "}");
+            add_piece(j, p + 1, n - 1, true);
+            p += n + 1;
+        } else if (*p == '%') {
+            if (p[1] == 'c') content(j, i);
+            if (p[1] == 't') trimmed(j, i);
+            if (p[1] == 'r') text(j, role_names[j->role[i]]);
+            if (p[1] == 'b') token(j, j->bos);
+            if (p[1] == 'e') token(j, j->eos);
+            if (p[1] == 'd') date(j);
+            p += 2;
+        }
+    }
+}
+
+/* ---- refusals ----------------------------------------------------------------------------------
+ */
 
 static int no_role(struct chat_job *j, size_t i)
 {
@@ -154,26 +189,12 @@ static int must_alternate(struct chat_job *j, size_t first)
 /* ---- chatml: SmolLM2, Qwen2, Qwen2.5, Qwen3 ----------------------------------------------------
  */
 
-static void im_open(struct chat_job *j, const char *role)
-{
-    special(j, "<|im_start|>");
-    text(j, role);
-}
-
-static void im_close(struct chat_job *j)
-{
-    special(j, "<|im_end|>");
-    text(j, "\n");
-}
-
 /* Runs of tool answers share one user turn. */
-static void chatml_tool(struct chat_job *j, size_t i)
+static void tool_turn(struct chat_job *j, size_t i)
 {
-    if (i == 0 || j->role[i - 1] != CHAT_TOOL) im_open(j, "user");
-    text(j, "\n<tool_response>\n");
-    content(j, i);
-    text(j, "\n</tool_response>");
-    if (i + 1 == j->n || j->role[i + 1] != CHAT_TOOL) im_close(j);
+    if (i == 0 || j->role[i - 1] != CHAT_TOOL) put(j, "{<|im_start|>}user", i);
+    put(j, "\n<tool_response>\n%c\n</tool_response>", i);
+    if (i + 1 == j->n || j->role[i + 1] != CHAT_TOOL) put(j, "{<|im_end|>}\n", i);
 }
 
 static const char *last_in(const struct chat_msg *m, size_t end, const char *what)
@@ -216,7 +237,7 @@ static void qwen3_assistant(struct chat_job *j, size_t i, bool current)
         rest.begin = (size_t)(last - m->text) + sizeof close - 1;
         rest = trim_newlines(m, rest, true, false);
     }
-    im_open(j, "assistant\n");
+    put(j, "{<|im_start|>}assistant\n", i);
     if (current && (i + 1 == j->n || thought.end > thought.begin)) {
         text(j, "<think>\n");
         part(j, i, thought.begin, thought.end - thought.begin);
@@ -224,57 +245,41 @@ static void qwen3_assistant(struct chat_job *j, size_t i, bool current)
         rest = trim_newlines(m, rest, true, false);
     }
     part(j, i, rest.begin, rest.end - rest.begin);
-    im_close(j);
+    put(j, "{<|im_end|>}\n", i);
 }
 
-int chat_chatml(struct chat_job *j)
+/* ---- families of turns by role -----------------------------------------------------------------
+ */
+
+int chat_turns(struct chat_job *j)
 {
     const struct chat *c = j->c;
-    size_t last_query = c->think ? qwen3_last_query(j) : 0;
-    if (c->default_system && j->role[0] != CHAT_SYSTEM) {
-        im_open(j, "system\n");
+    const bool system = j->role[0] == CHAT_SYSTEM;
+    const size_t last_query = c->think ? qwen3_last_query(j) : 0;
+    put(j, c->start, 0);
+    if (!system) put(j, c->without_system, 0);
+    if (!system && c->default_system) {
+        put(j, "{<|im_start|>}system\n", 0);
         text(j, c->default_system);
-        im_close(j);
+        put(j, "{<|im_end|>}\n", 0);
     }
     for (size_t i = 0; i < j->n; i++) {
-        if (j->role[i] == CHAT_TOOL && !c->tools) return no_role(j, i);
-        if (j->role[i] == CHAT_TOOL) {
-            chatml_tool(j, i);
-        } else if (j->role[i] == CHAT_ASSISTANT && c->think) {
+        const enum chat_role role = j->role[i];
+        const bool first = i == 0 && system && c->with_system;
+        if (role == CHAT_TOOL && c->tools)
+            tool_turn(j, i);
+        else if (role == CHAT_ASSISTANT && c->think)
             qwen3_assistant(j, i, i > last_query);
-        } else {
-            im_open(j, role_names[j->role[i]]);
-            text(j, "\n");
-            content(j, i);
-            im_close(j);
-        }
-    }
-    if (j->gen) im_open(j, "assistant\n");
-    return 0;
-}
-
-/* Yi 1.5: the system text stands bare before the first turn; every user turn opens the answer. */
-int chat_yi(struct chat_job *j)
-{
-    for (size_t i = 0; i < j->n; i++) {
-        if (j->role[i] == CHAT_USER) {
-            im_open(j, "user\n");
-            content(j, i);
-            im_close(j);
-            im_open(j, "assistant\n");
-        } else if (j->role[i] == CHAT_ASSISTANT) {
-            content(j, i);
-            im_close(j);
-        } else if (j->role[i] == CHAT_SYSTEM && i == 0) {
-            content(j, i);
-        } else {
+        else if (first || c->turn[role])
+            put(j, first ? c->with_system : c->turn[role], i);
+        else
             return no_role(j, i);
-        }
     }
+    put(j, j->gen ? c->gen : c->end, 0);
     return 0;
 }
 
-/* ---- Llama -------------------------------------------------------------------------------------
+/* ---- Llama 2 -----------------------------------------------------------------------------------
  */
 
 int chat_llama2(struct chat_job *j)
@@ -305,54 +310,6 @@ int chat_llama2(struct chat_job *j)
         part(j, i, q.begin, q.end - q.begin);
         text(j, " [/INST]");
     }
-    return 0;
-}
-
-static void header(struct chat_job *j, const char *role)
-{
-    special(j, "<|start_header_id|>");
-    text(j, role);
-    special(j, "<|end_header_id|>");
-    text(j, "\n\n");
-}
-
-/* "26 Jul 2024": what the template falls back to, or today as strftime_now gives it. */
-static void date(struct chat_job *j)
-{
-    static const char months[] = "JanFebMarAprMayJunJulAugSepOctNovDec";
-    char s[32] = "26 Jul 2024";
-    time_t now = (time_t)clock_wall_s();
-    struct tm tm;
-    if (j->c->date == CHAT_DATE_TODAY && localtime_r(&now, &tm)) {
-        struct buf b = BUF_INIT;
-        j->status =
-            buf_addf(&b, "%02d %.3s %d", tm.tm_mday, months + 3 * tm.tm_mon, tm.tm_year + 1900);
-        if (j->status == 0) add_piece(j, b.data, b.len, false);
-        buf_fini(&b);
-        return;
-    }
-    text(j, s);
-}
-
-int chat_llama3(struct chat_job *j)
-{
-    size_t i = 0;
-    token(j, j->bos);
-    if (j->c->date != CHAT_DATE_NONE) {
-        header(j, "system");
-        text(j, "Cutting Knowledge Date: December 2023\nToday Date: ");
-        date(j);
-        text(j, "\n\n");
-        if (j->role[0] == CHAT_SYSTEM) trimmed(j, i++);
-        special(j, "<|eot_id|>");
-    }
-    for (; i < j->n; i++) {
-        if (j->role[i] == CHAT_TOOL) return no_role(j, i);
-        header(j, role_names[j->role[i]]);
-        trimmed(j, i);
-        special(j, "<|eot_id|>");
-    }
-    if (j->gen) header(j, "assistant");
     return 0;
 }
 
@@ -393,70 +350,6 @@ int chat_mistral(struct chat_job *j)
                 content(j, i);
             token(j, j->eos);
             text(j, m->after_eos);
-        }
-    }
-    return 0;
-}
-
-/* ---- Zephyr, phi-3 -----------------------------------------------------------------------------
- */
-
-/* The role names are ordinary text to Zephyr's tokenizer; only the end of a turn is a token. */
-int chat_zephyr(struct chat_job *j)
-{
-    for (size_t i = 0; i < j->n; i++) {
-        if (j->role[i] == CHAT_TOOL) return no_role(j, i);
-        text(j, "<|");
-        text(j, role_names[j->role[i]]);
-        text(j, "|>\n");
-        content(j, i);
-        token(j, j->eos);
-        text(j, "\n");
-    }
-    if (j->gen) text(j, "<|assistant|>\n");
-    return 0;
-}
-
-static void phi3_turn(struct chat_job *j, const char *role, size_t i)
-{
-    special(j, role);
-    text(j, "\n");
-    content(j, i);
-    special(j, "<|end|>");
-    text(j, "\n");
-}
-
-int chat_phi3(struct chat_job *j)
-{
-    static const char *const roles[] = {"<|system|>", "<|user|>", "<|assistant|>"};
-    for (size_t i = 0; i < j->n; i++) {
-        if (j->role[i] == CHAT_TOOL) return no_role(j, i);
-        phi3_turn(j, roles[j->role[i]], i);
-    }
-    if (j->gen) {
-        special(j, "<|assistant|>");
-        text(j, "\n");
-    } else {
-        token(j, j->eos);
-    }
-    return 0;
-}
-
-/* The first release: no system turn, and every question opens its answer. */
-int chat_phi3_v1(struct chat_job *j)
-{
-    token(j, j->bos);
-    for (size_t i = 0; i < j->n; i++) {
-        if (j->role[i] == CHAT_USER) {
-            phi3_turn(j, "<|user|>", i);
-            special(j, "<|assistant|>");
-            text(j, "\n");
-        } else if (j->role[i] == CHAT_ASSISTANT) {
-            content(j, i);
-            special(j, "<|end|>");
-            text(j, "\n");
-        } else {
-            return no_role(j, i);
         }
     }
     return 0;
