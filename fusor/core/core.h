@@ -80,23 +80,21 @@ uint32_t fus_session_len(const struct fus_session *s);
 int fus_session_fork(struct fus_session *s, uint32_t cap_tokens,
                      struct fus_session **ret); /* copies KV */
 
-/* Append tok[i] to s[i] and return the logits that follow, [n, V] at ret. */
+enum { FUS_EDITS_MAX = 1024 }; /* chosen: of a row; 16 KiB on their way a step */
+struct fus_decode_row {
+    struct fus_session *s;
+    int32_t tok;                /* appended to it */
+    bool wants;                 /* its row of logits, edited; else that may stay as it was */
+    const struct kn_edit *edit; /* of logits, first; of different ids */
+    size_t n_edit;              /* FUS_EDITS_MAX at most */
+    struct kn_draw draw;        /* how the next token is drawn; 0: that of the largest logit */
+    int32_t next;               /* set to it; -1: no logit is finite */
+};
+/* One token more for each of n sessions; logits [n, V]. */
+int fus_decode_rows(struct fus_core *c, struct fus_decode_row *row, size_t n,
+                    const atomic_bool *cancel, float *logits);
+/* The same for a caller that looks at all logits itself: append tok[i] to s[i]. */
 int fus_decode(struct fus_core *c, struct fus_session *const *s, const int32_t *tok, size_t n,
                const atomic_bool *cancel, float *ret_logits);
-enum { FUS_EDITS_MAX = 1024 }; /* chosen: of a row; 16 KiB on their way a step */
-struct fus_edits {
-    const struct kn_edit *at; /* of different ids */
-    size_t n;                 /* FUS_EDITS_MAX at most */
-};
-struct fus_next {
-    const struct kn_draw *draw; /* [n] how next tokens are drawn; NULL: those of largest logits */
-    const struct fus_edits *edits; /* [n] of logits, before; NULL: none */
-    const bool *wants;             /* [n] whose logits, edited, are wanted; NULL: all are */
-    float *logits;                 /* [n, V] rows without `wants` may stay as they were */
-    int32_t *tok;                  /* [n] the next tokens, -1: no logit is finite; may be NULL */
-};
-/* The same for a caller that does not look at all of them. */
-int fus_decode_some(struct fus_core *c, struct fus_session *const *s, const int32_t *tok, size_t n,
-                    const atomic_bool *cancel, const struct fus_next *next);
 
 #endif

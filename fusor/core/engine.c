@@ -24,6 +24,7 @@
 enum { WAIT_SLICE_NS = 250000 };
 
 struct choice {
+    struct fus_job *job;
     struct fus_session *s;
     struct fus_sampler *sampler;
     int32_t last; /* token to decode next */
@@ -75,15 +76,10 @@ struct fus_engine {
     struct fus_prefill *build_prefill;
     bool build_turn; /* urgent builds take turns with prefill steps */
     struct fus_step_budget budget;
-    uint64_t free_ns;      /* when the last unit ended, or there was something to do again */
-    float *logits;         /* [max_running, V] */
-    struct choice **batch; /* [max_running], with the job of each: */
-    struct fus_job **batch_job;
-    struct fus_session **batch_s;
-    int32_t *batch_tok, *batch_next; /* the last tokens, and those that are drawn behind them */
-    struct kn_draw *batch_draw;
-    struct fus_edits *batch_edits;
-    bool *batch_wants; /* logits: they are looked at, and its token is not drawn */
+    uint64_t free_ns;           /* when the last unit ended, or there was something to do again */
+    float *logits;              /* [max_running, V] */
+    struct choice **batch;      /* [max_running] */
+    struct fus_decode_row *row; /* [max_running] of them; `wants`: its token is not drawn */
     atomic_bool build_cancel;
 };
 
@@ -123,6 +119,7 @@ static int job_create(const struct fus_engine *e, const struct fus_request *r, s
     for (unsigned i = 0; err == 0 && i < r->n_choices; i++) {
         struct fus_sampling p = r->sampling;
         p.seed += i;
+        j->choice[i].job = j;
         err = fus_sampler_create(&p, fus_core_config(e->core)->V, &j->choice[i].sampler);
     }
     if (err < 0) {
@@ -481,17 +478,13 @@ static size_t gather_batch(struct fus_engine *e)
             struct choice *c = &j->choice[i];
             if (!c->live) continue;
             ASSERT(n < e->o.max_running);
-            e->batch[n] = c;
-            e->batch_job[n] = j;
-            e->batch_s[n] = c->s;
-            e->batch_wants[n] = wants_logits(j, c);
-            e->batch_draw[n] = (struct kn_draw){0};
-            e->batch_edits[n] = (struct fus_edits){0};
-            if (!e->batch_wants[n]) {
-                e->batch_draw[n] = fus_sampler_draw(c->sampler);
-                e->batch_edits[n].at = fus_sampler_edits(c->sampler, &e->batch_edits[n].n);
+            struct fus_decode_row row = {.s = c->s, .tok = c->last, .wants = wants_logits(j, c)};
+            if (!row.wants) {
+                row.draw = fus_sampler_draw(c->sampler);
+                row.edit = fus_sampler_edits(c->sampler, &row.n_edit);
             }
-            e->batch_tok[n++] = c->last;
+            e->batch[n] = c;
+            e->row[n++] = row;
         }
     return n;
 }
@@ -515,20 +508,15 @@ static void decode_step(struct fus_engine *e)
 {
     const size_t n = gather_batch(e), V = fus_core_config(e->core)->V;
     struct unit u = {.u = {.work = FUS_WORK_DECODE, .rows = n, .streams = true}, .t0 = clock_ns()};
-    bool edits = false;
-    for (size_t i = 0; i < n; i++)
-        edits |= e->batch_edits[i].n > 0;
-    const struct fus_next next = {e->batch_draw, edits ? e->batch_edits : NULL, e->batch_wants,
-                                  e->logits, e->batch_next};
-    int r = fus_decode_some(e->core, e->batch_s, e->batch_tok, n, NULL, &next);
+    int r = fus_decode_rows(e->core, e->row, n, NULL, e->logits);
     for (size_t i = 0; i < n;) {
-        struct fus_job *j = e->batch_job[i];
+        struct fus_job *j = e->batch[i]->job;
         enum fus_finish last = FUS_LENGTH;
         int err = r;
-        for (; i < n && e->batch_job[i] == j; i++)
+        for (; i < n && e->batch[i]->job == j; i++)
             if (err == 0 && !atomic_load(&j->cancel))
-                err = take_token(e, j, e->batch[i], e->batch_wants[i] ? e->logits + i * V : NULL,
-                                 e->batch_next[i], &last);
+                err = take_token(e, j, e->batch[i], e->row[i].wants ? e->logits + i * V : NULL,
+                                 e->row[i].next, &last);
         if (err < 0) {
             fail_running(e, j, err);
         } else if (j->n_live == 0) {
@@ -757,13 +745,7 @@ static void engine_free(struct fus_engine *e)
 {
     mem_free(e->logits);
     mem_free(e->batch);
-    mem_free(e->batch_job);
-    mem_free(e->batch_s);
-    mem_free(e->batch_tok);
-    mem_free(e->batch_next);
-    mem_free(e->batch_draw);
-    mem_free(e->batch_edits);
-    mem_free(e->batch_wants);
+    mem_free(e->row);
     pthread_mutex_destroy(&e->m);
     pthread_cond_destroy(&e->wake);
     mem_free(e);
@@ -787,17 +769,9 @@ int fus_engine_create(struct fus_core *core, const struct fus_engine_opts *o,
     const size_t n = e->o.max_running;
     e->logits = mem_aligned(64, n * fus_core_config(core)->V * sizeof(*e->logits));
     e->batch = mem_alloc(n * sizeof(struct choice *));
-    e->batch_job = mem_alloc(n * sizeof(struct fus_job *));
-    e->batch_s = mem_alloc(n * sizeof(struct fus_session *));
-    e->batch_tok = mem_alloc(n * sizeof(*e->batch_tok));
-    e->batch_next = mem_alloc(n * sizeof(*e->batch_next));
-    e->batch_draw = mem_alloc(n * sizeof(*e->batch_draw));
-    e->batch_edits = mem_alloc(n * sizeof(*e->batch_edits));
-    e->batch_wants = mem_alloc(n * sizeof(*e->batch_wants));
+    e->row = mem_alloc(n * sizeof(*e->row));
     e->stats.kv_tokens_free = fus_core_kv_tokens_free(core);
-    const bool ok = e->logits && e->batch && e->batch_job && e->batch_s && e->batch_tok &&
-                    e->batch_next && e->batch_draw && e->batch_edits && e->batch_wants;
-    int r = ok ? 0 : -ENOMEM;
+    int r = e->logits && e->batch && e->row ? 0 : -ENOMEM;
     if (r == 0) r = -pthread_create(&e->thread, NULL, engine_main, e);
     if (r < 0) {
         engine_free(e);

@@ -280,9 +280,9 @@ struct decode {
     struct fus_core *c;
     struct rows rows; /* as operations read them */
     struct kn_kv kv;
-    float *logits;     /* [n, V] */
-    const bool *wants; /* [sessions] their logits are; NULL: all are */
-    bool edits;        /* some logits are edited */
+    float *logits;                    /* [n, V] */
+    const struct fus_decode_row *row; /* [sessions] */
+    bool edits;                       /* some logits are edited */
 };
 
 static int decode_attention(struct kn_stream *st, const struct decode *d, unsigned layer, size_t n,
@@ -365,10 +365,9 @@ static int fetch_block(struct kn_stream *st, void *arg, size_t row0, size_t n)
     const size_t V = d->c->cfg.V;
     int r = 0;
     for (size_t i = 0, m; r == 0 && i < n; i += m) {
-        const bool wants = !d->wants || d->wants[i];
-        for (m = 1; i + m < n && wants == (!d->wants || d->wants[i + m]); m++)
+        for (m = 1; i + m < n && d->row[i].wants == d->row[i + m].wants; m++)
             ;
-        if (wants)
+        if (d->row[i].wants)
             r = kn_copy(st, d->c->dec.seen + i * V, d->logits + i * V, m * V * sizeof(float));
     }
     return r;
@@ -417,28 +416,27 @@ static int decode_room(struct fus_core *c, size_t n)
 }
 
 /* Fills the rows of a step; *ret_pages: what the longest of them has. */
-static int decode_rows(struct fus_core *c, struct fus_session *const *s, const int32_t *tok,
-                       size_t n, const struct fus_next *next, size_t *ret_pages)
+static int fill_rows(struct fus_core *c, const struct fus_decode_row *row, size_t n,
+                     size_t *ret_pages)
 {
     const struct rows rows = rows_at(c->dec.rows, c->dec.cap);
     size_t most = 0;
     memset(c->dec.rows, 0, rows_bytes(c->dec.cap));
     for (size_t i = 0; i < n; i++) {
-        if (tok[i] < 0 || (unsigned)tok[i] >= c->cfg.V) return -EINVAL;
-        if (s[i]->len >= s[i]->cap_tokens) return -ENOSPC;
-        int r = fus_session_own(s[i], s[i]->len);
+        const struct fus_decode_row *d = &row[i];
+        struct fus_session *s = d->s;
+        if (d->tok < 0 || (unsigned)d->tok >= c->cfg.V || d->n_edit > FUS_EDITS_MAX) return -EINVAL;
+        if (s->len >= s->cap_tokens) return -ENOSPC;
+        int r = fus_session_own(s, s->len);
         if (r < 0) return r;
-        rows.pages[i] = (struct kn_pages){s[i]->page_dev, s[i]->n_pages};
-        rows.pos[i] = (int32_t)s[i]->len;
-        rows.tok[i] = tok[i];
-        if (next->draw) rows.draw[i] = next->draw[i];
-        if (next->edits && next->edits[i].n > 0) {
-            const struct fus_edits *e = &next->edits[i];
-            if (e->n > FUS_EDITS_MAX) return -EINVAL;
-            memcpy(c->dec.edits + i * FUS_EDITS_MAX, e->at, e->n * sizeof(*e->at));
-            rows.n_edits[i] = (uint32_t)e->n;
-        }
-        if (s[i]->n_pages > most) most = s[i]->n_pages;
+        rows.pages[i] = (struct kn_pages){s->page_dev, s->n_pages};
+        rows.pos[i] = (int32_t)s->len;
+        rows.tok[i] = d->tok;
+        rows.draw[i] = d->draw;
+        rows.n_edits[i] = (uint32_t)d->n_edit;
+        if (d->n_edit)
+            memcpy(c->dec.edits + i * FUS_EDITS_MAX, d->edit, d->n_edit * sizeof(*d->edit));
+        if (s->n_pages > most) most = s->n_pages;
     }
     *ret_pages = most;
     return 0;
@@ -455,38 +453,38 @@ static size_t pages_like(size_t n)
     return like;
 }
 
-int fus_decode_some(struct fus_core *c, struct fus_session *const *s, const int32_t *tok, size_t n,
-                    const atomic_bool *cancel, const struct fus_next *next)
+int fus_decode_rows(struct fus_core *c, struct fus_decode_row *row, size_t n,
+                    const atomic_bool *cancel, float *logits)
 {
     const size_t V = c->cfg.V, m = kn_replay_rows(c->dev, n);
-    const bool *wants = next->wants;
     size_t n_pages = 0;
     if (n == 0) return 0;
     int r = decode_room(c, m);
-    if (r == 0) r = decode_rows(c, s, tok, n, next, &n_pages);
+    if (r == 0) r = fill_rows(c, row, n, &n_pages);
     if (r < 0) return r;
     struct decode d = {.c = c,
                        .rows = rows_at(c->dec.near, c->dec.cap),
                        .kv = fus_pool_kv(c),
-                       .logits = c->dec.logits ? c->dec.logits : next->logits,
-                       .wants = wants,
-                       .edits = next->edits != NULL};
+                       .logits = c->dec.logits ? c->dec.logits : logits,
+                       .row = row};
+    bool fetches = false;
+    for (size_t i = 0; i < n; i++) {
+        d.edits |= row[i].n_edit > 0;
+        fetches |= c->dec.logits && row[i].wants;
+    }
     const uint64_t kind = (uint64_t)d.edits << 63;
     d.kv.n_pages = pages_like(n_pages);
     d.kv.each = d.rows.pages;
-    bool fetches = false;
-    for (size_t i = 0; c->dec.logits && i < n; i++)
-        fetches |= !wants || wants[i];
     kn_defer(c->dev, fetches);
     r = kn_replay(c->dev, kind | (uint64_t)d.kv.n_pages << 32 | m, m, cancel, decode_block, &d);
     kn_defer(c->dev, false);
     if (r == 0 && fetches) r = kn_wide(c->dev, n, NULL, fetch_block, &d);
     if (r < 0) return r;
     for (size_t i = 0; i < n; i++) {
-        if (fetches && (!wants || wants[i]))
-            memcpy(next->logits + i * V, c->dec.seen + i * V, V * sizeof(*next->logits));
-        if (next->tok) next->tok[i] = c->dec.next[i];
-        s[i]->len++;
+        if (fetches && row[i].wants)
+            memcpy(logits + i * V, c->dec.seen + i * V, V * sizeof(*logits));
+        row[i].next = c->dec.next[i];
+        row[i].s->len++;
     }
     return 0;
 }
@@ -494,6 +492,11 @@ int fus_decode_some(struct fus_core *c, struct fus_session *const *s, const int3
 int fus_decode(struct fus_core *c, struct fus_session *const *s, const int32_t *tok, size_t n,
                const atomic_bool *cancel, float *ret_logits)
 {
-    const struct fus_next next = {.logits = ret_logits};
-    return fus_decode_some(c, s, tok, n, cancel, &next);
+    struct fus_decode_row *row = mem_alloc(n * sizeof(*row) + 1);
+    if (!row) return -ENOMEM;
+    for (size_t i = 0; i < n; i++)
+        row[i] = (struct fus_decode_row){.s = s[i], .tok = tok[i], .wants = true};
+    const int r = fus_decode_rows(c, row, n, cancel, ret_logits);
+    mem_free(row);
+    return r;
 }

@@ -304,27 +304,25 @@ static struct kn_draw draw_of(uint32_t i)
 /* One step of all sessions that there are; what it cost. */
 static struct counts step(struct stepper *t, const bool *wants)
 {
-    struct fus_session *s[BATCH];
-    int32_t tok[BATCH], got[BATCH];
-    struct kn_draw draw[BATCH];
-    struct fus_edits edits[BATCH];
+    struct fus_decode_row row[BATCH];
     struct kn_edit list[3];
     uint32_t room[V];
     size_t n = 0;
     for (unsigned i = 0; i < BATCH; i++)
         if (t->s[i]) {
-            s[n] = t->s[i];
-            draw[n] = draw_of(t->next);
-            edits[n] = (struct fus_edits){list, n % 4};
-            tok[n++] = (int32_t)(t->next++ * 7 % V);
+            row[n] = (struct fus_decode_row){.s = t->s[i],
+                                             .wants = !wants || wants[n],
+                                             .draw = draw_of(t->next),
+                                             .edit = list,
+                                             .n_edit = n % 4};
+            row[n++].tok = (int32_t)(t->next++ * 7 % V);
         }
     for (size_t i = 0; i < n * V; i++)
         t->logits[i] = NAN;
     for (int32_t i = 0; i < 3; i++) /* so that the second and third are never drawn */
         list[i] = (struct kn_edit){i * 7 + 1, 0.5f, 2, i ? INFINITY : 1};
     const struct counts a = now();
-    const struct fus_next next = {draw, edits, wants, t->logits, got};
-    ASSERT_OK(fus_decode_some(t->k.c, s, tok, n, NULL, &next));
+    ASSERT_OK(fus_decode_rows(t->k.c, row, n, NULL, t->logits));
     const struct counts b = now();
     for (size_t i = 0; i < n; i++) {
         const float *l = t->logits + i * V;
@@ -333,9 +331,9 @@ static struct counts step(struct stepper *t, const bool *wants)
                 ASSERT_TRUE(isnan(l[v]));
             continue;
         }
-        ASSERT_EQ(got[i], kn_draw_row(l, V, &draw[i], room));
+        ASSERT_EQ(row[i].next, kn_draw_row(l, V, &row[i].draw, room));
         for (int32_t j = 1; j < 3; j++)
-            ASSERT_EQ(isinf(l[j * 7 + 1]) != 0, (size_t)j < edits[i].n);
+            ASSERT_EQ(isinf(l[j * 7 + 1]) != 0, (size_t)j < row[i].n_edit);
     }
     ASSERT_TRUE(t->n_log + n * V <= (size_t)STEPS_MAX * BATCH * V);
     if (!wants) memcpy(t->log + t->n_log, t->logits, n * V * sizeof(float));
