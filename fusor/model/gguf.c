@@ -1,5 +1,5 @@
 /* One pass with a bounds-checked cursor over the header, then one over the tensor table. Nothing is
- * copied but names and the index of string arrays. Counts are checked against the bytes that are
+ * copied but names, strings and the index of string arrays. Counts are checked against the bytes that are
  * left before anything is allocated for them, so a lying count cannot ask for more memory than a
  * small multiple of the file. */
 #include "fusor/model/gguf.h"
@@ -20,17 +20,9 @@ enum {
     TENSOR_BYTES_MIN = 32   /* an entry: name length, n_dims, one dimension, type, offset */
 };
 
-struct gguf_kv {
-    const char *key; /* NUL-terminated copy */
-    enum gguf_type type, arr_type;
-    const uint8_t *data; /* scalar, string bytes or first array element, unaligned */
-    size_t n;            /* string: bytes; array: elements */
-    const uint8_t **str; /* array of strings: each one's length field; owned */
-};
-
 struct gguf {
     struct map map;
-    struct arena arena; /* names */
+    struct arena arena; /* names and strings */
     struct gguf_kv *kv;
     size_t n_kv;
     struct tensors tensors;
@@ -91,6 +83,13 @@ static int take_str(struct cursor *c, const uint8_t **ret, size_t *ret_len, cons
     return take_bytes(c, (size_t)len, ret, what);
 }
 
+static int copy_str(struct gguf *g, struct cursor *c, const uint8_t *p, size_t len,
+                    const char **ret)
+{
+    *ret = arena_strndup(&g->arena, (const char *)p, len);
+    return *ret ? 0 : err_set(c->err, -ENOMEM, "out of memory");
+}
+
 /* A name: bounded, not empty, without NUL or control bytes; copied. */
 static int take_name(struct gguf *g, struct cursor *c, const char **ret, const char *what)
 {
@@ -102,10 +101,7 @@ static int take_name(struct gguf *g, struct cursor *c, const char **ret, const c
         return err_set(c->err, -EBADMSG, "%s has a length of %zu", what, len);
     for (size_t i = 0; i < len; i++)
         if (p[i] < 0x20) return err_set(c->err, -EBADMSG, "%s is damaged", what);
-    char *s = arena_strndup(&g->arena, (const char *)p, len);
-    if (!s) return err_set(c->err, -ENOMEM, "out of memory");
-    *ret = s;
-    return 0;
+    return copy_str(g, c, p, len, ret);
 }
 
 static int read_array(struct cursor *c, struct gguf_kv *kv)
@@ -124,7 +120,8 @@ static int read_array(struct cursor *c, struct gguf_kv *kv)
     if (n > c->left / each)
         return err_set(c->err, -EBADMSG, "\"%.80s\" claims %llu elements, more than the file",
                        kv->key, (unsigned long long)n);
-    kv->arr_type = (enum gguf_type)type;
+    kv->type = (enum gguf_type)type;
+    kv->is_array = true;
     kv->n = (size_t)n;
     if (type != GGUF_STR) return take_bytes(c, kv->n * each, &kv->data, "an array");
     kv->str = mem_alloc(kv->n * sizeof(*kv->str));
@@ -149,7 +146,12 @@ static int read_kv(struct gguf *g, struct cursor *c, struct gguf_kv *kv)
         return err_set(c->err, -EBADMSG, "\"%.80s\" has the unknown type %u", kv->key, type);
     kv->type = (enum gguf_type)type;
     if (type == GGUF_ARR) return read_array(c, kv);
-    if (type == GGUF_STR) return take_str(c, &kv->data, &kv->n, "a metadata string");
+    if (type == GGUF_STR) {
+        const uint8_t *p;
+        size_t len;
+        r = take_str(c, &p, &len, "a metadata string");
+        return r < 0 ? r : copy_str(g, c, p, len, &kv->text);
+    }
     return take_bytes(c, size_of_type[type], &kv->data, "the metadata");
 }
 
@@ -211,7 +213,7 @@ static int place_tensors(struct gguf *g, size_t data_at, size_t align, struct er
                            "tensor \"%.80s\" lies outside the file (truncated download?)", t->name);
         t->data = g->map.data + data_at + g->offset[i];
     }
-    int r = tensors_check_overlap(&g->tensors, err);
+    int r = tensors_check_overlap(&g->tensors, 0, err);
     return r < 0 ? r : tensors_sort(&g->tensors, err);
 }
 
@@ -322,16 +324,6 @@ const struct gguf_kv *gguf_find(const struct gguf *g, const char *key)
     return bsearch(&want, g->kv, g->n_kv, sizeof(*g->kv), by_key);
 }
 
-enum gguf_type gguf_arr_type(const struct gguf_kv *kv)
-{
-    return kv->type == GGUF_ARR ? kv->arr_type : kv->type;
-}
-
-size_t gguf_arr_len(const struct gguf_kv *kv)
-{
-    return kv->type == GGUF_ARR ? kv->n : 0;
-}
-
 /* One number of any integer type; u64 values above INT64_MAX do not fit and count as other type. */
 static int number_i64(enum gguf_type t, const uint8_t *p, int64_t *ret)
 {
@@ -364,9 +356,15 @@ static int number_f64(enum gguf_type t, const uint8_t *p, double *ret)
     return 1;
 }
 
-int gguf_u64(const struct gguf *g, const char *key, uint64_t *ret)
+static const struct gguf_kv *scalar(const struct gguf *g, const char *key)
 {
     const struct gguf_kv *kv = gguf_find(g, key);
+    return kv && !kv->is_array ? kv : NULL;
+}
+
+int gguf_u64(const struct gguf *g, const char *key, uint64_t *ret)
+{
+    const struct gguf_kv *kv = scalar(g, key);
     int64_t v;
     if (!kv || kv->type == GGUF_BOOL || !number_i64(kv->type, kv->data, &v) || v < 0) return 0;
     *ret = (uint64_t)v;
@@ -375,30 +373,27 @@ int gguf_u64(const struct gguf *g, const char *key, uint64_t *ret)
 
 int gguf_f64(const struct gguf *g, const char *key, double *ret)
 {
-    const struct gguf_kv *kv = gguf_find(g, key);
+    const struct gguf_kv *kv = scalar(g, key);
     return kv ? number_f64(kv->type, kv->data, ret) : 0;
 }
 
 int gguf_bool(const struct gguf *g, const char *key, bool *ret)
 {
-    const struct gguf_kv *kv = gguf_find(g, key);
+    const struct gguf_kv *kv = scalar(g, key);
     if (!kv || kv->type != GGUF_BOOL) return 0;
     *ret = *kv->data != 0;
     return 1;
 }
 
-int gguf_str(const struct gguf *g, const char *key, const char **ret, size_t *ret_len)
+const char *gguf_str(const struct gguf *g, const char *key)
 {
-    const struct gguf_kv *kv = gguf_find(g, key);
-    if (!kv || kv->type != GGUF_STR) return 0;
-    *ret = (const char *)kv->data;
-    *ret_len = kv->n;
-    return 1;
+    const struct gguf_kv *kv = scalar(g, key);
+    return kv ? kv->text : NULL;
 }
 
 int gguf_arr_str(const struct gguf_kv *kv, size_t i, const char **ret, size_t *ret_len)
 {
-    if (!kv || kv->type != GGUF_ARR || kv->arr_type != GGUF_STR || i >= kv->n) return 0;
+    if (kv->type != GGUF_STR || i >= kv->n) return 0;
     uint64_t len = 0;
     memcpy(&len, kv->str[i], sizeof(len));
     *ret = (const char *)kv->str[i] + sizeof(len);
@@ -408,17 +403,15 @@ int gguf_arr_str(const struct gguf_kv *kv, size_t i, const char **ret, size_t *r
 
 int gguf_arr_i64(const struct gguf_kv *kv, size_t i, int64_t *ret)
 {
-    if (!kv || kv->type != GGUF_ARR || kv->arr_type == GGUF_STR || i >= kv->n) return 0;
-    return number_i64(kv->arr_type, kv->data + i * size_of_type[kv->arr_type], ret);
+    return i < kv->n && number_i64(kv->type, kv->data + i * size_of_type[kv->type], ret);
 }
 
 int gguf_arr_f64(const struct gguf_kv *kv, size_t i, double *ret)
 {
-    if (!kv || kv->type != GGUF_ARR || kv->arr_type == GGUF_STR || i >= kv->n) return 0;
-    return number_f64(kv->arr_type, kv->data + i * size_of_type[kv->arr_type], ret);
+    return i < kv->n && number_f64(kv->type, kv->data + i * size_of_type[kv->type], ret);
 }
 
-const struct tensors *gguf_tensors(const struct gguf *g)
+struct tensors *gguf_tensors(struct gguf *g)
 {
     return &g->tensors;
 }

@@ -150,7 +150,7 @@ static int bind_one(struct model *m, enum model_w w, unsigned layer, struct err 
     else
         (void)snprintf(name, sizeof(name), "%s.%u.%s", m->gguf ? "blk" : "model.layers", layer,
                        rest);
-    struct tensor *t = tensors_find(&m->tensors, name);
+    struct tensor *t = tensors_find(m->tensors, name);
     if (!t) return err_set(err, -EBADMSG, "tensor \"%s\" is missing", name);
     size_t rows = dim_size(&m->cfg, k->rows), cols = dim_size(&m->cfg, k->cols);
     bool vector = k->rows == DIM_1;
@@ -198,8 +198,8 @@ static int bind_all(struct model *m, struct err *err)
         }
     }
     if (m->cfg.tied) m->w[MODEL_LM_HEAD] = m->w[MODEL_EMBED];
-    for (size_t i = 0; i < m->tensors.n; i++) {
-        const struct tensor *t = &m->tensors.t[i];
+    for (size_t i = 0; i < m->tensors->n; i++) {
+        const struct tensor *t = &m->tensors->t[i];
         if (!t->used && !harmless(m, t->name))
             return err_set(err, -ENOTSUP, "tensor \"%.80s\" is not known to architecture \"%s\"",
                            t->name, m->cfg.arch);
@@ -290,7 +290,7 @@ static int from_files(struct model *m, struct err *err)
 /* What was read becomes weights. */
 static int check_and_bind(struct model *m, struct err *err)
 {
-    int r = tensors_sort(&m->tensors, err);
+    int r = tensors_sort(m->tensors, err);
     if (r < 0) return r;
     if (!m->cfg.name[0]) name_from_path(m);
     if (m->cfg.K > 0 && m->cfg.attn_scale == 0) m->cfg.attn_scale = 1 / sqrtf((float)m->cfg.K);
@@ -332,7 +332,6 @@ int model_open(const char *path, struct model **ret, struct err *err)
 void model_close(struct model *m)
 {
     if (!m) return;
-    tensors_fini(&m->tensors);
     st_close(m->st);
     gguf_close(m->gguf);
     mem_free(m->freq_factors);

@@ -59,7 +59,7 @@ static int get_count(struct keys *k, const char *name, unsigned dflt, unsigned *
 {
     const struct gguf_kv *kv = gguf_find(k->g, key(k, name));
     uint64_t v = dflt;
-    size_t n = kv ? gguf_arr_len(kv) : 0;
+    size_t n = kv ? kv->n : 0;
     if (n > 0) {
         int64_t first = -1, x;
         for (size_t i = 0; i < n; i++) {
@@ -114,21 +114,18 @@ static int read_dims(struct model *m, struct keys *k, struct err *err)
 static int read_rope(struct model *m, struct keys *k, struct err *err)
 {
     struct model_rope *r = &m->cfg.rope;
-    const char *type = "";
-    size_t len = 0;
     r->base = get(k, "rope.freq_base", 10000);
-    (void)gguf_str(m->gguf, key(k, "rope.scaling.type"), &type, &len);
+    const char *type = gguf_str(m->gguf, key(k, "rope.scaling.type"));
     r->factor = get(k, "rope.scaling.factor", get(k, "rope.scale_linear", 1));
     if (r->factor == 0) r->factor = 1; /* how converters write "none" */
     r->orig_ctx = get(k, "rope.scaling.original_context_length", m->cfg.ctx_max);
-    if (len == 4 && memcmp(type, "none", 4) == 0) return 0;
-    if (len == 0 || (len == 6 && memcmp(type, "linear", 6) == 0)) {
+    if (type && strcmp(type, "none") == 0) return 0;
+    if (!type || !*type || strcmp(type, "linear") == 0) {
         r->type = r->factor == 1 ? ROPE_NONE : ROPE_LINEAR;
         return 0;
     }
-    if (len != 4 || memcmp(type, "yarn", 4) != 0)
-        return err_set(err, -ENOTSUP, "rope type \"%.*s\" is not supported",
-                       (int)(len > 40 ? 40 : len), type);
+    if (strcmp(type, "yarn") != 0)
+        return err_set(err, -ENOTSUP, "rope type \"%.40s\" is not supported", type);
     r->type = ROPE_YARN;
     r->beta_fast = get(k, "rope.scaling.yarn_beta_fast", 32);
     r->beta_slow = get(k, "rope.scaling.yarn_beta_slow", 1);
@@ -185,15 +182,14 @@ static int refuse_gguf_features(struct model *m, struct keys *k, struct err *err
 static int read_all(struct model *m, struct err *err)
 {
     struct model_cfg *c = &m->cfg;
-    const char *s;
-    size_t len, a, n_archs = sizeof(archs) / sizeof(archs[0]);
-    if (!gguf_str(m->gguf, "general.architecture", &s, &len))
-        return err_set(err, -EBADMSG, "metadata \"general.architecture\" is missing");
-    for (a = 0; a < n_archs; a++)
-        if (strlen(archs[a].name) == len && memcmp(archs[a].name, s, len) == 0) break;
+    const char *arch = gguf_str(m->gguf, "general.architecture"),
+               *name = gguf_str(m->gguf, "general.name");
+    size_t a, n_archs = sizeof(archs) / sizeof(archs[0]);
+    if (!arch) return err_set(err, -EBADMSG, "metadata \"general.architecture\" is missing");
+    for (a = 0; a < n_archs && strcmp(archs[a].name, arch) != 0; a++)
+        ;
     if (a == n_archs)
-        return err_set(err, -ENOTSUP, "architecture \"%.*s\" is not supported",
-                       (int)(len > 40 ? 40 : len), s);
+        return err_set(err, -ENOTSUP, "architecture \"%.40s\" is not supported", arch);
     (void)snprintf(c->arch, sizeof(c->arch), "%s", archs[a].name);
     m->permuted = archs[a].permuted;
     c->qk_norm = archs[a].qk_norm;
@@ -208,10 +204,8 @@ static int read_all(struct model *m, struct err *err)
     c->tied = !find_tensor(m, "output.weight");
     c->qkv_bias = find_tensor(m, "blk.0.attn_q.bias") != NULL;
     c->o_bias = find_tensor(m, "blk.0.attn_output.bias") != NULL;
-    if (gguf_str(m->gguf, "general.name", &s, &len))
-        (void)snprintf(c->name, sizeof(c->name), "%.*s", (int)(len > 127 ? 127 : len), s);
-    if (tensors_add(&m->tensors, gguf_tensors(m->gguf)) < 0)
-        return err_set(err, -ENOMEM, "out of memory");
+    if (name) (void)snprintf(c->name, sizeof(c->name), "%s", name);
+    m->tensors = gguf_tensors(m->gguf);
     return 0;
 }
 

@@ -270,8 +270,6 @@ int model_from_hf(struct model *m, struct err *err)
     json_decref(j);
     if (r < 0) return err_set(err, r, "%s/config.json: %s", m->where, inner.msg);
     r = st_open_dir(m->path, &m->st, err);
-    if (r < 0) return r;
-    if (st_add_tensors(m->st, &m->tensors) < 0)
-        return err_set(err, -ENOMEM, "%s: out of memory", m->where);
-    return 0;
+    if (r == 0) m->tensors = st_tensors(m->st);
+    return r;
 }

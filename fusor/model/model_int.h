@@ -21,11 +21,11 @@ struct model {
     const char *where; /* end of the path, for messages */
     struct gguf *gguf; /* one of these two */
     struct st_set *st;
-    struct tensors tensors;
-    bool random;         /* no file: weights are shape.c's */
-    bool permuted;       /* Q and K rows come in interleaved order (GGUF "llama") */
-    float *freq_factors; /* owned copy of rope_freqs, or NULL */
-    struct weight *w;    /* [3 + L * (MODEL_W_COUNT - 3)] */
+    struct tensors *tensors; /* of the other */
+    bool random;             /* no file: weights are shape.c's */
+    bool permuted;           /* Q and K rows come in interleaved order (GGUF "llama") */
+    float *freq_factors;     /* owned copy of rope_freqs, or NULL */
+    struct weight *w;        /* [3 + L * (MODEL_W_COUNT - 3)] */
 };
 
 /* Limits of what a file may ask for; chosen well above any published dense model. */

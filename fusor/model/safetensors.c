@@ -20,11 +20,11 @@ enum {
 struct st_file {
     struct map map;
     json_t *header;
-    struct tensors tensors;
 };
 struct st_set {
     struct st_file *file;
     size_t n_files;
+    struct tensors tensors; /* of all files */
 };
 
 static const struct {
@@ -94,37 +94,36 @@ static int read_shape(json_t *shape, struct tensor *t, size_t *ret_n, struct err
     return 0;
 }
 
-static int read_tensor(struct st_file *f, const char *name, json_t *v, size_t data_at,
+static int read_tensor(const struct st_file *f, json_t *v, size_t data_at, struct tensor *t,
                        struct err *err)
 {
-    struct tensor t = {.name = name};
     const char *dtype = json_string_value(json_object_get(v, "dtype"));
     json_t *off = json_object_get(v, "data_offsets");
     json_t *lo = json_array_get(off, 0), *hi = json_array_get(off, 1);
     if (!dtype || json_array_size(off) != 2 || !json_is_integer(lo) || !json_is_integer(hi))
-        return bad_tensor(name, "has a damaged header entry", err);
+        return bad_tensor(t->name, "has a damaged header entry", err);
     json_int_t a = json_integer_value(lo), b = json_integer_value(hi);
     size_t n = 0, bytes = 0, room = f->map.size_bytes - data_at;
-    int r = read_shape(json_object_get(v, "shape"), &t, &n, err);
+    int r = read_shape(json_object_get(v, "shape"), t, &n, err);
     if (r < 0) return r;
     if (a < 0 || b < a || (uint64_t)b > room)
-        return bad_tensor(name, "lies outside the file (truncated download?)", err);
-    t.data = f->map.data + data_at + a;
-    t.size_bytes = (size_t)(b - a);
-    size_t len = strnlen(dtype, sizeof(t.type_name) - 1);
-    memcpy(t.type_name, dtype, len);
+        return bad_tensor(t->name, "lies outside the file (truncated download?)", err);
+    t->data = f->map.data + data_at + a;
+    t->size_bytes = (size_t)(b - a);
+    size_t len = strnlen(dtype, sizeof(t->type_name) - 1);
+    memcpy(t->type_name, dtype, len);
     for (size_t i = 0; i < sizeof(dtypes) / sizeof(dtypes[0]); i++) {
         if (strcmp(dtypes[i].name, dtype) != 0) continue;
-        if (!size_mul(n, dtypes[i].bytes, &bytes) || bytes != t.size_bytes)
-            return bad_tensor(name, "has a shape that does not fit its size", err);
-        if (dtypes[i].quant >= 0) t.type = quant_type((uint32_t)dtypes[i].quant);
+        if (!size_mul(n, dtypes[i].bytes, &bytes) || bytes != t->size_bytes)
+            return bad_tensor(t->name, "has a shape that does not fit its size", err);
+        if (dtypes[i].quant >= 0) t->type = quant_type((uint32_t)dtypes[i].quant);
     }
-    f->tensors.t[f->tensors.n++] = t;
     return 0;
 }
 
-static int read_header(struct st_file *f, struct err *err)
+static int read_header(struct st_file *f, struct tensors *ts, struct err *err)
 {
+    const size_t from = ts->n;
     uint64_t len;
     if (f->map.size_bytes < sizeof(len))
         return err_set(err, -EBADMSG, "is too short for a safetensors file");
@@ -136,25 +135,27 @@ static int read_header(struct st_file *f, struct err *err)
     const char *text = (const char *)f->map.data + sizeof(len);
     int r = st_json(text, (size_t)len, JSON_REJECT_DUPLICATES, &f->header, err);
     if (r < 0) return r;
-    if (tensors_reserve(&f->tensors, json_object_size(f->header)) < 0)
+    if (tensors_reserve(ts, json_object_size(f->header)) < 0)
         return err_set(err, -ENOMEM, "out of memory");
     const char *name;
     json_t *v;
     json_object_foreach(f->header, name, v)
     {
         if (strcmp(name, "__metadata__") == 0) continue;
-        r = read_tensor(f, name, v, sizeof(len) + (size_t)len, err);
+        struct tensor *t = &ts->t[ts->n++];
+        *t = (struct tensor){.name = name};
+        r = read_tensor(f, v, sizeof(len) + (size_t)len, t, err);
         if (r < 0) return r;
     }
-    return tensors_check_overlap(&f->tensors, err);
+    return tensors_check_overlap(ts, from, err);
 }
 
-static int file_open(struct st_file *f, const char *path, struct err *err)
+static int file_open(struct st_file *f, const char *path, struct tensors *ts, struct err *err)
 {
     struct err inner = {0};
     int r = map_open(path, &f->map, err);
     if (r < 0) return r;
-    r = read_header(f, &inner);
+    r = read_header(f, ts, &inner);
     return r < 0 ? err_set(err, r, "%s: %s", map_path_tail(path), inner.msg) : 0;
 }
 
@@ -166,7 +167,7 @@ static int open_files(const char *const *paths, size_t n, struct st_set **ret, s
     int r = s && s->file ? 0 : err_set(err, -ENOMEM, "%s: out of memory", map_path_tail(paths[0]));
     while (r == 0 && s->n_files < n) {
         const size_t i = s->n_files++;
-        r = file_open(&s->file[i], paths[i], err);
+        r = file_open(&s->file[i], paths[i], &s->tensors, err);
     }
     if (r < 0)
         st_close(s);
@@ -261,19 +262,15 @@ void st_close(struct st_set *s)
 {
     if (!s) return;
     for (size_t i = 0; i < s->n_files; i++) {
-        tensors_fini(&s->file[i].tensors);
         json_decref(s->file[i].header);
         map_close(&s->file[i].map);
     }
+    tensors_fini(&s->tensors);
     mem_free(s->file);
     mem_free(s);
 }
 
-int st_add_tensors(const struct st_set *s, struct tensors *ts)
+struct tensors *st_tensors(struct st_set *s)
 {
-    for (size_t i = 0; i < s->n_files; i++) {
-        int r = tensors_add(ts, &s->file[i].tensors);
-        if (r < 0) return r;
-    }
-    return 0;
+    return &s->tensors;
 }

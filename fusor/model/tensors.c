@@ -17,15 +17,6 @@ int tensors_reserve(struct tensors *ts, size_t extra)
     return 0;
 }
 
-int tensors_add(struct tensors *ts, const struct tensors *from)
-{
-    int r = tensors_reserve(ts, from->n);
-    if (r < 0) return r;
-    if (from->n) memcpy(&ts->t[ts->n], from->t, from->n * sizeof(*ts->t));
-    ts->n += from->n;
-    return 0;
-}
-
 static int by_place(const void *a, const void *b)
 {
     const struct tensor *x = a, *y = b;
@@ -33,10 +24,10 @@ static int by_place(const void *a, const void *b)
     return (x->size_bytes > y->size_bytes) - (x->size_bytes < y->size_bytes);
 }
 
-int tensors_check_overlap(struct tensors *ts, struct err *err)
+int tensors_check_overlap(struct tensors *ts, size_t from, struct err *err)
 {
-    if (ts->n > 1) qsort(ts->t, ts->n, sizeof(*ts->t), by_place);
-    for (size_t i = 1; i < ts->n; i++) {
+    if (ts->n > from + 1) qsort(ts->t + from, ts->n - from, sizeof(*ts->t), by_place);
+    for (size_t i = from + 1; i < ts->n; i++) {
         const struct tensor *a = &ts->t[i - 1], *b = &ts->t[i];
         if (a->data + a->size_bytes > b->data)
             return err_set(err, -EBADMSG, "tensors \"%.64s\" and \"%.64s\" overlap", a->name,

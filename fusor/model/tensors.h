@@ -28,9 +28,9 @@ struct tensors {
 int tensors_reserve(struct tensors *ts, size_t extra); /* -ENOMEM */
 /* Order by name; -EBADMSG when a name is there twice. */
 int tensors_sort(struct tensors *ts, struct err *err);
-/* -EBADMSG when the bytes of two overlap; leaves them in the order of their places. */
-int tensors_check_overlap(struct tensors *ts, struct err *err);
-int tensors_add(struct tensors *ts, const struct tensors *from);         /* -ENOMEM */
+/* -EBADMSG when the bytes of two from place `from` on, those of one file, overlap; leaves them in
+ * the order of their places. */
+int tensors_check_overlap(struct tensors *ts, size_t from, struct err *err);
 struct tensor *tensors_find(const struct tensors *ts, const char *name); /* NULL = absent */
 void tensors_fini(struct tensors *ts);
 

@@ -46,7 +46,7 @@ static int set_merges(struct src *s)
 {
     struct buf room = BUF_INIT;
     int r = 0;
-    for (size_t i = 0; r == 0 && i < gguf_arr_len(s->merges); i++) {
+    for (size_t i = 0; r == 0 && s->merges && i < s->merges->n; i++) {
         const char *text;
         size_t len;
         struct tok_merge m;
@@ -110,15 +110,12 @@ static int set_settings(struct src *s)
         int32_t id = id_of(s, ends[i]);
         if (id >= 0) t->e[id].eog = true;
     }
-    const char *name;
-    size_t len;
-    if (gguf_str(g, "tokenizer.chat_template", &name, &len) == 1) {
-        t->chat_template = mem_strndup(name, len);
-        if (!t->chat_template) return -ENOMEM;
-    }
+    const char *template = gguf_str(g, "tokenizer.chat_template"),
+               *arch = gguf_str(g, "general.architecture");
+    t->chat_template = template ? mem_strdup(template) : NULL;
+    if (template && !t->chat_template) return -ENOMEM;
     /* GGUF has no key for it: phi-3's added tokens take the white space that follows them. */
-    bool phi = gguf_str(g, "general.architecture", &name, &len) == 1 && len == 4 &&
-               !memcmp(name, "phi3", 4);
+    bool phi = arch && strcmp(arch, "phi3") == 0;
     for (size_t i = 0; phi && i < t->n_vocab; i++) {
         struct tok_entry *e = &t->e[i];
         if (e->type != TOK_T_CONTROL || e->len < 5 || tok_raw(t, (int32_t)i)[1] != '|') continue;
@@ -133,51 +130,46 @@ static int find_arrays(struct src *s)
     s->types = gguf_find(s->g, "tokenizer.ggml.token_type");
     s->merges = gguf_find(s->g, "tokenizer.ggml.merges");
     s->scores = gguf_find(s->g, "tokenizer.ggml.scores");
-    size_t n = s->tokens ? gguf_arr_len(s->tokens) : 0;
-    if (n == 0 || gguf_arr_type(s->tokens) != GGUF_STR)
+    size_t n = s->tokens ? s->tokens->n : 0;
+    if (n == 0 || s->tokens->type != GGUF_STR)
         return err_set(s->err, -EBADMSG, "the file holds no vocabulary (tokenizer.ggml.tokens)");
-    if (s->types && gguf_arr_len(s->types) != n)
-        return err_set(s->err, -EBADMSG, "token_type has %zu entries for %zu tokens",
-                       gguf_arr_len(s->types), n);
+    if (s->types && s->types->n != n)
+        return err_set(s->err, -EBADMSG, "token_type has %zu entries for %zu tokens", s->types->n,
+                       n);
     return 0;
 }
 
-static int choose_kind(struct src *s, const char *model, size_t len)
+static int choose_kind(struct src *s, const char *model)
 {
     struct tok *t = s->t;
-    const char *pre = "default";
-    size_t pre_len = 7;
-    (void)gguf_str(s->g, "tokenizer.ggml.pre", &pre, &pre_len);
-    if (len == 4 && memcmp(model, "gpt2", 4) == 0) {
+    const char *pre = gguf_str(s->g, "tokenizer.ggml.pre");
+    if (strcmp(model, "gpt2") == 0) {
         t->kind = TOK_BYTE_LEVEL;
-        if (!s->merges || gguf_arr_type(s->merges) != GGUF_STR)
+        if (!s->merges || s->merges->type != GGUF_STR)
             return err_set(s->err, -EBADMSG, "the file holds no merges (tokenizer.ggml.merges)");
-        if (tok_pre_parse(pre, pre_len, &t->pre) == 1) return 0;
-        return err_set(s->err, -ENOTSUP, "unknown pre-tokenizer '%.*s' (tokenizer.ggml.pre)",
-                       (int)(pre_len > 60 ? 60 : pre_len), pre);
+        if (!pre) pre = "default";
+        if (tok_pre_parse(pre, &t->pre) == 1) return 0;
+        return err_set(s->err, -ENOTSUP, "unknown pre-tokenizer '%.60s' (tokenizer.ggml.pre)", pre);
     }
-    if (len == 5 && memcmp(model, "llama", 5) == 0) {
+    if (strcmp(model, "llama") == 0) {
         t->kind = TOK_SPM;
-        if (s->scores && gguf_arr_len(s->scores) == t->n_vocab) return 0;
+        if (s->scores && s->scores->n == t->n_vocab) return 0;
         return err_set(s->err, -EBADMSG, "the file holds no scores for its tokens");
     }
-    return err_set(s->err, -ENOTSUP, "unknown tokenizer model '%.*s' (tokenizer.ggml.model)",
-                   (int)(len > 60 ? 60 : len), model);
+    return err_set(s->err, -ENOTSUP, "unknown tokenizer model '%.60s' (tokenizer.ggml.model)",
+                   model);
 }
 
 int tok_open_gguf(const struct gguf *g, struct tok **ret, struct err *err)
 {
     struct src s = {.g = g, .err = err};
-    const char *model;
-    size_t len;
-    if (gguf_str(g, "tokenizer.ggml.model", &model, &len) != 1)
-        return err_set(err, -EBADMSG, "the file names no tokenizer (tokenizer.ggml.model)");
+    const char *model = gguf_str(g, "tokenizer.ggml.model");
+    if (!model) return err_set(err, -EBADMSG, "the file names no tokenizer (tokenizer.ggml.model)");
     int r = find_arrays(&s);
     if (r < 0) return r;
-    r = tok_new(gguf_arr_len(s.tokens), &s.t);
-    if (r < 0)
-        return err_set(err, r, "cannot hold a vocabulary of %zu tokens", gguf_arr_len(s.tokens));
-    r = choose_kind(&s, model, len);
+    r = tok_new(s.tokens->n, &s.t);
+    if (r < 0) return err_set(err, r, "cannot hold a vocabulary of %zu tokens", s.tokens->n);
+    r = choose_kind(&s, model);
     if (r == 0) r = set_tokens(&s);
     if (r == 0) r = set_settings(&s);
     if (r == 0) {

@@ -119,7 +119,7 @@ static int read_split(struct hf *h, const json_t *o)
     /* A plain space split does nothing once the normalizer has turned all spaces into U+2581. */
     if (h->replace && strcmp(str(json_object_get(o, "pattern"), "String"), " ") == 0) return 0;
     if (h->cut || !keeps) return unknown(h, "pre_tokenizer", o);
-    if (!tok_pre_from_regex(regex, &h->pre))
+    if (!tok_pre_parse(regex, &h->pre))
         return err_set(h->err, -ENOTSUP, "tokenizer.json: unknown Split pattern '%.150s'", regex);
     h->cut = true;
     return 0;

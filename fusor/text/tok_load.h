@@ -14,10 +14,8 @@ int tok_index(struct tok *t);
 int tok_merge_add(struct tok *t, int32_t left, int32_t right, int32_t merged, uint32_t rank);
 int tok_merges_from_scores(struct tok *t, const float *score); /* [n_vocab], SentencePiece */
 int tok_finish(struct tok *t);
-int tok_pre_parse(const char *name, size_t len,
-                  enum tok_pre *ret); /* GGUF's name; 1 known, 0 not */
-/* A Hugging Face Split pattern; 1 known, 0 not. */
-int tok_pre_from_regex(const char *pattern, enum tok_pre *ret);
+/* A GGUF file's name or a Hugging Face Split pattern; 1 known, 0 not. */
+int tok_pre_parse(const char *name, enum tok_pre *ret);
 
 /* tok_load.c: what the loaders share. */
 void tok_mark_eog(struct tok *t); /* control tokens whose names end a turn; before tok_index() */

@@ -232,6 +232,7 @@ size_t tok_space_len(const uint8_t *s, size_t n)
     return at((struct view){s, n}, 0, &len) & C_WHITE ? len : 0;
 }
 
+#define TAIL "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 static const struct {
     const char *name;
     enum tok_pre pre;
@@ -255,23 +256,6 @@ static const struct {
     {"deepseek-r1-qwen", TOK_PRE_QWEN2},
     {"stablelm2", TOK_PRE_QWEN2},
     {"tekken", TOK_PRE_TEKKEN},
-};
-
-int tok_pre_parse(const char *name, size_t len, enum tok_pre *ret)
-{
-    for (size_t i = 0; i < sizeof pre_names / sizeof pre_names[0]; i++) {
-        if (strlen(pre_names[i].name) != len || memcmp(pre_names[i].name, name, len) != 0) continue;
-        *ret = pre_names[i].pre;
-        return 1;
-    }
-    return 0;
-}
-
-#define TAIL "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-static const struct {
-    const char *pattern;
-    enum tok_pre pre;
-} pre_patterns[] = {
     /* Split patterns of tokenizer.json */
     {"'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
      TOK_PRE_GPT2},
@@ -288,11 +272,11 @@ static const struct {
      TOK_PRE_TEKKEN},
 };
 
-int tok_pre_from_regex(const char *pattern, enum tok_pre *ret)
+int tok_pre_parse(const char *name, enum tok_pre *ret)
 {
-    for (size_t i = 0; i < sizeof pre_patterns / sizeof pre_patterns[0]; i++) {
-        if (strcmp(pre_patterns[i].pattern, pattern) != 0) continue;
-        *ret = pre_patterns[i].pre;
+    for (size_t i = 0; i < sizeof pre_names / sizeof pre_names[0]; i++) {
+        if (strcmp(pre_names[i].name, name) != 0) continue;
+        *ret = pre_names[i].pre;
         return 1;
     }
     return 0;

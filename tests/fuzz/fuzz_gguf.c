@@ -32,7 +32,7 @@ static void read_metadata(const struct gguf *g)
     const struct gguf_kv *kv = gguf_find(g, "tokenizer.ggml.tokens");
     const char *s;
     size_t len;
-    for (size_t i = 0; kv && i < gguf_arr_len(kv); i++)
+    for (size_t i = 0; kv && i < kv->n; i++)
         if (gguf_arr_str(kv, i, &s, &len) && len > 0 && s[len - 1] == 0x7f)
             (void)fputc('.', stderr);
 }

@@ -8,20 +8,18 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len);
 
-static void convert_all(const struct st_set *s)
+static void convert_all(struct st_set *s)
 {
     enum { VALUES_MAX = 1 << 16 };
     static float out[VALUES_MAX];
-    struct tensors ts = {0};
-    if (st_add_tensors(s, &ts) == 0 && tensors_sort(&ts, "fuzz", NULL) == 0) {
-        for (size_t i = 0; i < ts.n; i++) {
-            const struct tensor *t = &ts.t[i];
-            if (!t->type || !t->type->fn) continue;
-            size_t n = t->size_bytes / t->type->bytes;
-            quant_to_f32(t->type, t->data, n < VALUES_MAX ? n : VALUES_MAX, out);
-        }
+    struct tensors *ts = st_tensors(s);
+    if (tensors_sort(ts, NULL) < 0) return;
+    for (size_t i = 0; i < ts->n; i++) {
+        const struct tensor *t = &ts->t[i];
+        if (!t->type) continue;
+        size_t n = t->size_bytes / t->type->bytes;
+        quant_to_f32(t->type, t->data, n < VALUES_MAX ? n : VALUES_MAX, out);
     }
-    tensors_fini(&ts);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)

@@ -71,12 +71,11 @@ TEST(typed_reads)
     ASSERT_NEAR(d, 7, 0);
     ASSERT_EQ(gguf_bool(g, "a.yes", &yes), 1);
     ASSERT_TRUE(yes);
-    ASSERT_EQ(gguf_str(g, "a.name", &s, &len), 1);
-    ASSERT_EQ(len, 4);
-    ASSERT_MEMEQ(s, "tiny", 4);
+    ASSERT_STREQ(gguf_str(g, "a.name"), "tiny");
+    ASSERT_TRUE(gguf_str(g, "a.count") == NULL);
     const struct gguf_kv *list = gguf_find(g, "a.list"), *words = gguf_find(g, "a.words");
-    ASSERT_EQ(gguf_arr_type(list), GGUF_I16);
-    ASSERT_EQ(gguf_arr_len(list), 2);
+    ASSERT_EQ(list->type, GGUF_I16);
+    ASSERT_EQ(list->n, 2);
     ASSERT_EQ(gguf_arr_i64(list, 0, &i), 1);
     ASSERT_EQ(i, -2);
     ASSERT_EQ(gguf_arr_f64(list, 1, &d), 1);

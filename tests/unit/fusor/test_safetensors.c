@@ -30,7 +30,6 @@ TEST(shapes_types_and_places)
 {
     struct buf b = BUF_INIT;
     struct st_set *s;
-    struct tensors ts = {0};
     make_file(&b,
               "{\"__metadata__\":{\"format\":\"pt\"},"
               "\"m\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[4,28]},"
@@ -39,10 +38,10 @@ TEST(shapes_types_and_places)
               "\"new\":{\"dtype\":\"F4_X\",\"shape\":[9],\"data_offsets\":[36,40]}}",
               -1, 40);
     ASSERT_OK(open_buf(&b, &s, NULL));
-    ASSERT_OK(st_add_tensors(s, &ts));
-    ASSERT_OK(tensors_sort(&ts, NULL));
-    ASSERT_EQ(ts.n, 4);
-    const struct tensor *m = tensors_find(&ts, "m"), *v = tensors_find(&ts, "v");
+    struct tensors *ts = st_tensors(s);
+    ASSERT_OK(tensors_sort(ts, NULL));
+    ASSERT_EQ(ts->n, 4);
+    const struct tensor *m = tensors_find(ts, "m"), *v = tensors_find(ts, "v");
     ASSERT_EQ(m->rows, 2);
     ASSERT_EQ(m->cols, 3);
     ASSERT_EQ(m->type->id, QUANT_F32);
@@ -50,11 +49,10 @@ TEST(shapes_types_and_places)
     ASSERT_EQ(v->n_dims, 1);
     ASSERT_EQ(v->cols, 2);
     ASSERT_EQ(v->type->id, QUANT_BF16);
-    ASSERT_TRUE(tensors_find(&ts, "i")->type == NULL);
-    ASSERT_TRUE(tensors_find(&ts, "new")->type == NULL);
-    ASSERT_STREQ(tensors_find(&ts, "new")->type_name, "F4_X");
-    ASSERT_TRUE(tensors_find(&ts, "__metadata__") == NULL);
-    tensors_fini(&ts);
+    ASSERT_TRUE(tensors_find(ts, "i")->type == NULL);
+    ASSERT_TRUE(tensors_find(ts, "new")->type == NULL);
+    ASSERT_STREQ(tensors_find(ts, "new")->type_name, "F4_X");
+    ASSERT_TRUE(tensors_find(ts, "__metadata__") == NULL);
     st_close(s);
 }
 
@@ -176,7 +174,6 @@ TEST(shards)
     char dir[] = "/tmp/test-shards-XXXXXX";
     struct st_set *s;
     struct err err = {0};
-    struct tensors ts = {0};
     ASSERT_TRUE(mkdtemp(dir) != NULL);
     ASSERT_ERR(st_open_dir(dir, &s, &err), -ENOENT);
     ASSERT_TRUE(strstr(err.msg, "has no model.safetensors") != NULL);
@@ -184,10 +181,9 @@ TEST(shards)
     write_shard(dir, "b.safetensors", "y");
     ASSERT_OK(open_index(dir, "{\"weight_map\":{\"x\":\"a.safetensors\",\"y\":\"b.safetensors\"}}",
                          &s, &err));
-    ASSERT_OK(st_add_tensors(s, &ts));
-    ASSERT_OK(tensors_sort(&ts, &err));
-    ASSERT_TRUE(ts.n == 2 && tensors_find(&ts, "x") && tensors_find(&ts, "y"));
-    tensors_fini(&ts);
+    struct tensors *ts = st_tensors(s);
+    ASSERT_OK(tensors_sort(ts, &err));
+    ASSERT_TRUE(ts->n == 2 && tensors_find(ts, "x") && tensors_find(ts, "y"));
     st_close(s);
 
     ASSERT_ERR(open_index(dir, "{\"weight_map\":{\"x\":\"../a.safetensors\"}}", &s, &err),
@@ -204,10 +200,8 @@ TEST(shards)
     write_shard(dir, "b.safetensors", "x");
     ASSERT_OK(open_index(dir, "{\"weight_map\":{\"x\":\"a.safetensors\",\"y\":\"b.safetensors\"}}",
                          &s, &err));
-    ASSERT_OK(st_add_tensors(s, &ts));
-    ASSERT_ERR(tensors_sort(&ts, &err), -EBADMSG);
+    ASSERT_ERR(tensors_sort(st_tensors(s), &err), -EBADMSG);
     ASSERT_TRUE(strstr(err.msg, "\"x\" is there twice") != NULL);
-    tensors_fini(&ts);
     st_close(s);
     remove_all(dir);
 }
@@ -238,16 +232,13 @@ TEST(seeded_damage_gives_an_error_or_a_sound_file)
     for (int i = 0; i < 2000; i++) {
         struct mem_file f;
         struct st_set *s = NULL;
-        struct tensors ts = {0};
         struct err err = {0};
         size_t n = mutate(p, len, (size_t)head + 8, q, &seed);
         mem_file_init(&f, q, n);
         int r = st_open_file(f.path, &s, &err);
         if (r == 0) {
             n_ok++;
-            ASSERT_OK(st_add_tensors(s, &ts));
-            ASSERT_TRUE(isfinite(touch(&ts)));
-            tensors_fini(&ts);
+            ASSERT_TRUE(isfinite(touch(st_tensors(s))));
             st_close(s);
         } else {
             ASSERT_TRUE(r < 0 && !s && err.code == r && err.msg[0]);
