@@ -142,10 +142,10 @@ static int open_core(struct worker *w, struct err *err)
 /* Before anything has run: what the linear layers take at the measured rate; 0 = unknown. */
 static double guess_ms_per_token(const struct worker *w)
 {
-    size_t n = 0;
-    const struct kn_gemm_rate *r = fus_core_gemm_rates(w->core, &n);
+    const struct kn_info *d = kn_info(fus_core_dev(w->core));
+    const struct kn_gemm_rate *r = d->rate;
 
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < d->n_rates; i++)
         if (r[i].chosen && r[i].gflops > 0)
             return 2 * fus_core_linear_params(w->core) / (r[i].gflops * 1e6);
     return 0;
@@ -192,10 +192,10 @@ static int open_store(struct worker *w, struct err *err)
 static void log_loaded(struct worker *w)
 {
     const struct model_cfg *c = model_config(w->model);
-    size_t n = 0;
-    const struct kn_gemm_rate *r = fus_core_gemm_rates(w->core, &n);
+    const struct kn_info *d = kn_info(fus_core_dev(w->core));
+    const struct kn_gemm_rate *r = d->rate;
 
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < d->n_rates; i++)
         if (r[i].gflops > 0)
             log_event(LOG_NOTICE, "gemm", "name=%s gflops=%.1f chosen=%d", r[i].name, r[i].gflops,
                       r[i].chosen);

@@ -484,12 +484,6 @@ unsigned fus_core_ctx_max(const struct fus_core *c)
     return c->ctx_max;
 }
 
-const struct kn_gemm_rate *fus_core_gemm_rates(const struct fus_core *c, size_t *ret_n)
-{
-    *ret_n = kn_info(c->dev)->n_rates;
-    return kn_info(c->dev)->rate;
-}
-
 double fus_core_gemm_gflops(struct fus_core *c, size_t rows)
 {
     struct kn_mat **w = mem_alloc(5 * (size_t)c->cfg.L * sizeof(struct kn_mat *));

@@ -31,7 +31,6 @@ void fus_core_destroy(struct fus_core *c);
 const struct model_cfg *fus_core_config(const struct fus_core *c);
 struct kn_dev *fus_core_dev(const struct fus_core *c);
 unsigned fus_core_ctx_max(const struct fus_core *c);
-const struct kn_gemm_rate *fus_core_gemm_rates(const struct fus_core *c, size_t *ret_n);
 double fus_core_gemm_gflops(struct fus_core *c, size_t rows); /* over the model's linear shapes */
 double fus_core_linear_params(const struct fus_core *c);      /* without embedding and head */
 /* Startup self-test (blending.md 6): r = 1 equals full, re-position property. 0 or -EBADMSG: then

@@ -695,6 +695,15 @@ int fus_prefill_step(struct fus_prefill *f)
     return r;
 }
 
+int fus_prefill_steps(struct fus_prefill *f)
+{
+    int r;
+    do
+        r = fus_prefill_step(f);
+    while (r == 1);
+    return r;
+}
+
 /* ---- results ---- */
 
 const float *fus_prefill_logits(const struct fus_prefill *f, size_t *ret_rows)

@@ -80,6 +80,7 @@ struct fus_prefill;
 int fus_prefill_begin(struct fus_session *s, const struct fus_plan *p, struct fus_prefill **ret);
 int fus_prefill_step(
     struct fus_prefill *f); /* 1 more to do, 0 done, <0 failed (session unusable) */
+int fus_prefill_steps(struct fus_prefill *f); /* all that there are: 0 or <0 */
 /* Steps of at most that many rows from now on, 0 = the usual: shorter ones let decode steps in
  * sooner and cost throughput. Changes no bit where gemm_invariant. */
 void fus_prefill_step_rows(struct fus_prefill *f, size_t rows);

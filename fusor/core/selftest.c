@@ -62,15 +62,6 @@ struct trial {
     float *full, *got; /* [V] */
 };
 
-static int run_steps(struct fus_prefill *f)
-{
-    int r;
-    do
-        r = fus_prefill_step(f);
-    while (r == 1);
-    return r;
-}
-
 static int build(struct trial *t, struct shelf *sh, const int32_t *tok)
 {
     struct fus_prefill *f = NULL;
@@ -85,7 +76,7 @@ static int build(struct trial *t, struct shelf *sh, const int32_t *tok)
                                .strategy = POL_FULL};
     int r = fus_prefill_begin(t->s, &p, &f);
     if (r < 0) return r;
-    r = run_steps(f);
+    r = fus_prefill_steps(f);
     fus_prefill_end(f);
     return r < 0 ? r : sh->status;
 }
@@ -112,7 +103,7 @@ static int prefill(struct trial *t, enum pol_strategy strategy, bool keep, float
     size_t rows = 0;
     int r = fus_prefill_begin(t->s, &p, &f);
     if (r < 0) return r;
-    r = run_steps(f);
+    r = fus_prefill_steps(f);
     if (r == 0) memcpy(logits, fus_prefill_logits(f, &rows), t->c->cfg.V * sizeof(*logits));
     fus_prefill_end(f);
     for (size_t i = 0; r == 0 && keep && i < 2; i++)

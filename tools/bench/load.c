@@ -14,9 +14,8 @@ static json_t *make_meta(const struct bench *b)
     const struct kn_info *dev = kn_info(fus_core_dev(b->core));
     const struct model_cfg *c = b->cfg;
     json_t *meta = bench_meta(), *rates = json_array();
-    size_t n;
-    const struct kn_gemm_rate *rate = fus_core_gemm_rates(b->core, &n);
-    for (size_t i = 0; i < n; i++)
+    const struct kn_gemm_rate *rate = dev->rate;
+    for (size_t i = 0; i < dev->n_rates; i++)
         json_array_append_new(rates, json_pack("{s:s, s:f, s:b}", "name", rate[i].name, "gflops",
                                                rate[i].gflops, "chosen", rate[i].chosen));
     json_object_update_new(

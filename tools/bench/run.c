@@ -36,15 +36,6 @@ int bench_store_create(const struct bench *b, uint64_t ram_bytes, struct tier *b
     return r;
 }
 
-static int run_steps(struct fus_prefill *f)
-{
-    int r;
-    do {
-        r = fus_prefill_step(f);
-    } while (r > 0);
-    return r;
-}
-
 struct bench_text bench_chunk(const struct bench_prompt *p, size_t i)
 {
     return (struct bench_text){p->tok + p->chunk[i].tok0, p->chunk[i].n};
@@ -85,7 +76,7 @@ static int run_behind(struct bench *b, const struct bench_text *before, struct b
         if (plan.n_capture) plan.capture->sink.ops->done(plan.capture->sink.ctx, r);
         if (plan.measure.src.ops) plan.measure.src.ops->release(plan.measure.src.ctx);
     } else {
-        r = run_steps(f);
+        r = fus_prefill_steps(f);
         fus_prefill_end(f);
     }
     fus_session_destroy(s);
@@ -255,7 +246,7 @@ int bench_prefill(struct bench *b, const struct bench_prompt *p, const struct be
         bench_result_fini(&res);
         return r;
     }
-    r = run_steps(f);
+    r = fus_prefill_steps(f);
     const float *logits = r == 0 ? fus_prefill_logits(f, &res.n_rows) : NULL;
     if (r == 0) {
         size_t V = b->cfg->V;

@@ -15,17 +15,15 @@
 /* ---- status ---- */
 static void put_gemm(struct worker *w, struct buf *b)
 {
-    size_t n = 0;
-    const struct kn_gemm_rate *r = fus_core_gemm_rates(w->core, &n);
-    struct kn_dev *d = fus_core_dev(w->core);
-    const char *device = kn_info(d)->device;
+    const struct kn_info *d = kn_info(fus_core_dev(w->core));
+    const struct kn_gemm_rate *r = d->rate;
     buf_adds(b, ",\"compute\":{\"device\":");
-    buf_add_json_str(b, device, strlen(device));
+    buf_add_json_str(b, d->device, strlen(d->device));
 
-    buf_addf(b, ",\"threads\":%u,\"isa\":\"%s\",\"gemm\":\"%s\",\"rates\":[", kn_info(d)->n_threads,
-             kn_info(d)->isa, kn_info(d)->gemm);
+    buf_addf(b, ",\"threads\":%u,\"isa\":\"%s\",\"gemm\":\"%s\",\"rates\":[", d->n_threads, d->isa,
+             d->gemm);
 
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < d->n_rates; i++)
         buf_addf(b, "%s{\"name\":\"%s\",\"gflops\":%.2f,\"chosen\":%s}", i ? "," : "", r[i].name,
                  r[i].gflops, r[i].chosen ? "true" : "false");
     buf_adds(b, "]}");

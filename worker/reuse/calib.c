@@ -122,8 +122,7 @@ static int time_once(struct calib *a, const struct fus_plan *plan, double *ret_s
 
     if (r == 0) r = fus_prefill_begin(s, plan, &f);
     if (r == 0) {
-        while ((r = fus_prefill_step(f)) > 0) {
-        }
+        r = fus_prefill_steps(f);
         fus_prefill_end(f);
     }
     fus_session_destroy(s);

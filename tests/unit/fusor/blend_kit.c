@@ -206,15 +206,6 @@ void kit_tokens(const struct kit *k, uint64_t seed, int32_t *tok, size_t n)
         tok[i] = (int32_t)(test_rand(&seed) % k->cfg->V);
 }
 
-int kit_steps(struct fus_prefill *f)
-{
-    int r;
-    do
-        r = fus_prefill_step(f);
-    while (r == 1);
-    return r;
-}
-
 void kit_build_plan(struct kit_chunk *c, int32_t sink_token, const int32_t *tok, int32_t *own,
                     struct fus_capture *capture, struct fus_plan *ret)
 {
@@ -240,7 +231,7 @@ void kit_build(struct kit *k, int32_t sink_token, const int32_t *tok, struct kit
     kit_build_plan(c, sink_token, tok, own, &capture, &plan);
     ASSERT_OK(fus_session_create(k->c, plan.n_tok, &s));
     ASSERT_OK(fus_prefill_begin(s, &plan, &f));
-    ASSERT_OK(kit_steps(f));
+    ASSERT_OK(fus_prefill_steps(f));
     fus_prefill_end(f);
     fus_session_destroy(s);
     mem_free(own);

@@ -117,7 +117,7 @@ int run_on(struct fus_session *s, struct prompt *p, const struct fus_plan *plan,
         forget_sources(p);
         return r;
     }
-    r = kit_steps(f);
+    r = fus_prefill_steps(f);
     if (r == 0) {
         const float *l = fus_prefill_logits(f, &rows);
         memcpy(res->logits, l + (rows - 1) * p->k->cfg->V, p->k->cfg->V * sizeof(*l));

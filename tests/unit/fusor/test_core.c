@@ -154,7 +154,7 @@ TEST(many_logits_rows_equal_single_ones)
     struct fus_prefill *f = NULL;
     ASSERT_OK(fus_session_create(k.c, p.n, &s));
     ASSERT_OK(fus_prefill_begin(s, &plan, &f));
-    ASSERT_OK(kit_steps(f));
+    ASSERT_OK(fus_prefill_steps(f));
     size_t rows = 0;
     const float *l = fus_prefill_logits(f, &rows);
     ASSERT_EQ(rows, 89);
@@ -561,7 +561,7 @@ TEST(no_row_depends_on_a_later_token)
             ASSERT_OK(fus_session_create(k.c, p.n, &sess));
             use_sources(&p);
             ASSERT_OK(fus_prefill_begin(sess, &plan, &f));
-            ASSERT_OK(kit_steps(f));
+            ASSERT_OK(fus_prefill_steps(f));
             size_t rows = 0;
             const float *l = fus_prefill_logits(f, &rows);
             ASSERT_EQ(rows, 11);

@@ -28,7 +28,7 @@ static int32_t start(struct kit *k, uint64_t seed, uint32_t n, struct fus_sessio
     const struct fus_plan plan = {.tok = tok, .n_tok = n, .strategy = POL_FULL};
     ASSERT_OK(fus_session_create(k->c, n + NEW, ret));
     ASSERT_OK(fus_prefill_begin(*ret, &plan, &f));
-    ASSERT_OK(kit_steps(f));
+    ASSERT_OK(fus_prefill_steps(f));
     const int32_t first = best_of(fus_prefill_logits(f, &rows), k->cfg->V);
     fus_prefill_end(f);
     return first;

@@ -44,7 +44,7 @@ static void run(struct scene *s, enum pol_strategy strategy, float *ret_logits)
     struct fus_prefill *f = NULL;
     ASSERT_OK(fus_session_create(s->k.c, N_TOK + 1, &session));
     ASSERT_OK(fus_prefill_begin(session, &plan, &f));
-    ASSERT_OK(kit_steps(f));
+    ASSERT_OK(fus_prefill_steps(f));
     fus_prefill_end(f);
     ASSERT_OK(fus_decode(s->k.c, &session, s->tok + 5, 1, NULL, ret_logits));
     fus_session_destroy(session);

@@ -32,7 +32,7 @@ static void run(struct fus_session *s, const struct prompt *p, enum pol_strategy
     struct fus_prefill *f = NULL;
     size_t rows = 0;
     ASSERT_OK(fus_prefill_begin(s, &plan, &f));
-    ASSERT_OK(kit_steps(f));
+    ASSERT_OK(fus_prefill_steps(f));
     memcpy(ret, fus_prefill_logits(f, &rows), V * sizeof *ret);
     fus_prefill_end(f);
     for (int32_t t = 0; t < 10; t++)

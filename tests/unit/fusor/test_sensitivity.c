@@ -57,7 +57,7 @@ static void expected(struct scene *s, unsigned before, unsigned chunk, double *r
         .tok = tok, .n_tok = 1 + nb + n, .capture = &cap, .n_capture = 1, .strategy = POL_FULL};
     ASSERT_OK(fus_session_create(s->k.c, plan.n_tok, &session));
     ASSERT_OK(fus_prefill_begin(session, &plan, &f));
-    ASSERT_OK(kit_steps(f));
+    ASSERT_OK(fus_prefill_steps(f));
     fus_prefill_end(f);
     fus_session_destroy(session);
     for (uint32_t t = 0; t < n; t++) {
@@ -97,7 +97,7 @@ static int measure(struct scene *s, unsigned before, unsigned chunk, bool stored
                                .strategy = POL_REUSE};
     ASSERT_OK(fus_session_create(s->k.c, p.n_tok, &session));
     ASSERT_OK(fus_prefill_begin(session, &p, &f));
-    int r = kit_steps(f);
+    int r = fus_prefill_steps(f);
     fus_prefill_end(f);
     fus_session_destroy(session);
     return r;
@@ -190,7 +190,7 @@ static void run(struct scene *s, const struct fus_plan *base, int32_t *sel, size
     plan.n_range = 3;
     ASSERT_OK(fus_session_create(s->k.c, plan.n_tok, &session));
     ASSERT_OK(fus_prefill_begin(session, &plan, &f));
-    ASSERT_OK(kit_steps(f));
+    ASSERT_OK(fus_prefill_steps(f));
     const int32_t *got = kit_selected(f, ret_n);
     memcpy(sel, got, *ret_n * sizeof *sel);
     fus_prefill_report(f, report);

@@ -44,7 +44,7 @@ static void run(struct kit *k, struct prompt *p, enum pol_strategy s, float rati
     size_t rows = 0;
     ASSERT_OK(fus_session_create(k->c, PROMPT + 4, &session));
     ASSERT_OK(fus_prefill_begin(session, &plan, &f));
-    ASSERT_OK(kit_steps(f));
+    ASSERT_OK(fus_prefill_steps(f));
     memcpy(logits, fus_prefill_logits(f, &rows), V * sizeof *logits);
     ASSERT_EQ(rows, 1);
     fus_prefill_end(f);
@@ -85,7 +85,7 @@ static void full(struct kit *k, const int32_t *tok, float logits[V])
     size_t rows = 0;
     ASSERT_OK(fus_session_create(k->c, PROMPT, &s));
     ASSERT_OK(fus_prefill_begin(s, &plan, &f));
-    ASSERT_OK(kit_steps(f));
+    ASSERT_OK(fus_prefill_steps(f));
     memcpy(logits, fus_prefill_logits(f, &rows), V * sizeof *logits);
     fus_prefill_end(f);
     fus_session_destroy(s);
@@ -162,7 +162,7 @@ static void count(const char *weights, unsigned L, struct counts *ret_prefill,
     ASSERT_OK(fus_session_create(k.c, PROMPT + 4, &s));
     ASSERT_OK(fus_prefill_begin(s, &plan, &f));
     const struct counts c0 = now();
-    ASSERT_OK(kit_steps(f));
+    ASSERT_OK(fus_prefill_steps(f));
     const struct counts c1 = now();
     fus_prefill_end(f);
     const struct counts c2 = now();
@@ -273,7 +273,7 @@ static void join(struct stepper *t, unsigned i)
     const struct fus_plan plan = {.tok = tok, .n_tok = 3 + i * 2 % (PROMPT - 3)};
     ASSERT_OK(fus_session_create(t->k.c, i % 4 == 3 ? 1500 : PROMPT + 40, &t->s[i]));
     ASSERT_OK(fus_prefill_begin(t->s[i], &plan, &f));
-    ASSERT_OK(kit_steps(f));
+    ASSERT_OK(fus_prefill_steps(f));
     fus_prefill_end(f);
 }
 
