@@ -1,7 +1,7 @@
 /* One pass with a bounds-checked cursor over the header, then one over the tensor table. Nothing is
- * copied but names, strings and the index of string arrays. Counts are checked against the bytes that are
- * left before anything is allocated for them, so a lying count cannot ask for more memory than a
- * small multiple of the file. */
+ * copied but names, strings and the index of string arrays. Counts are checked against the bytes
+ * that are left before anything is allocated for them, so a lying count cannot ask for more memory
+ * than a small multiple of the file. */
 #include "fusor/model/gguf.h"
 
 #include "base/assert.h"

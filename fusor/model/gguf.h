@@ -1,7 +1,7 @@
 /* gguf: read-only view of a GGUF file (versions 2 and 3, little-endian), mapped into memory.
  *
  * Life cycle: gguf_open() maps and checks everything (counts, offsets, sizes against the file) →
- * gguf_find(), gguf_tensors() → gguf_close(). Strings are borrowed from it, arrays from the mapping.
+ * gguf_find(), gguf_tensors() → gguf_close(), which all that they give lives until.
  * Every number in the file is distrusted: a lying file gives -EBADMSG with a sentence.
  * Thread: any after open (immutable). Format: ggml's docs/gguf.md. */
 #ifndef FUSOR_MODEL_GGUF_H

@@ -2,7 +2,8 @@
  *
  * st_open_dir() opens model.safetensors, or the shards that model.safetensors.index.json names, and
  * checks every header: its length, each tensor's place inside the file, shape times element size
- * against the byte range, and overlaps. -EBADMSG for a file that lies, -ENOENT when there are no weights.
+ * against the byte range, and overlaps. -EBADMSG for a file that lies, -ENOENT when there are no
+ * weights.
  * Thread: any after open (immutable). Format: 8 bytes little-endian header length, a JSON object
  * {name: {dtype, shape, data_offsets}}, then the data; offsets count from the end of the header. */
 #ifndef FUSOR_MODEL_SAFETENSORS_H
