@@ -182,8 +182,9 @@ static int watch_process(struct worker *w)
 static int open_door(struct worker *w, struct err *err)
 {
     struct http_listen_opts o = {.unix_mode = S_IRUSR | S_IWUSR};
-    struct http_tls_opts files = {.cert_file = w->o.tls_cert, .key_file = w->o.tls_key};
-    int rc = w->o.tls_cert ? http_tls_server(&files, &o.tls, err) : 0;
+    struct http_tls_opts files = {
+        .cert_file = w->o.tls_cert, .key_file = w->o.tls_key, .server = true};
+    int rc = w->o.tls_cert ? http_tls_create(&files, &o.tls, err) : 0;
 
     if (rc >= 0) rc = http_server_listen(w->process.server, w->o.listen, &o, err);
     if (o.tls) http_tls_unref(o.tls); /* the listener has its own */

@@ -35,12 +35,6 @@ void http_call_end(struct http_call *call, int status)
     call_free(call);
 }
 
-void http_call_explain(struct http_call *call, const char *why)
-{
-    mem_free(call->why);
-    call->why = why ? mem_strdup(why) : NULL;
-}
-
 const char *http_call_why(const struct http_call *call)
 {
     return call->why ? call->why : "";
@@ -273,11 +267,4 @@ void http_call_cancel(struct http_call *call)
     }
     c->n_calls -= !busy;
     call_free(call);
-}
-
-void http_call_pause(struct http_call *call, bool pause)
-{
-    if (call->paused == pause) return;
-    call->paused = pause;
-    if (call->conn) http_exchange_pause(call->conn, pause);
 }

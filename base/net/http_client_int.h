@@ -45,8 +45,7 @@ struct client_conn {
     struct buf in;
     struct http_scan scan;
     struct http_msg msg;
-    struct http_chunked chunked;
-    uint64_t body_left;
+    struct http_body body;
 };
 
 struct http_client {
@@ -64,8 +63,7 @@ struct http_client {
 };
 
 /* http_client.c */
-void http_call_end(struct http_call *call, int status);          /* may destroy the client */
-void http_call_explain(struct http_call *call, const char *why); /* NULL = nothing known */
+void http_call_end(struct http_call *call, int status); /* may destroy the client */
 
 /* http_exchange.c */
 int http_exchange_open(struct http_client *c, struct client_conn **ret);
@@ -74,7 +72,6 @@ int http_exchange_open(struct http_client *c, struct client_conn **ret);
 bool http_exchange_silent(const struct client_conn *cc);
 /* Begin the call's exchange on a connection; errors are found by the read side. */
 void http_exchange_begin(struct client_conn *cc, struct http_call *call);
-void http_exchange_pause(struct client_conn *cc, bool pause);
 void http_exchange_free(struct client_conn *cc);
 
 #endif

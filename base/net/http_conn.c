@@ -118,31 +118,38 @@ static void finish_req(struct http_conn *c, bool aborted)
     free_request(s->loop, r);
 }
 
+static struct http_req *new_request(struct http_conn *c)
+{
+    struct http_req *r = mem_stock_take(&c->server->loop->reqs);
+    if (!r) return NULL;
+    memset(r, 0, sizeof *r);
+    r->conn = c;
+    r->peer = c->peer_name;
+    r->crowded = c->crowded;
+    return r;
+}
+
 /* Answer in the layer's own name and give the connection up. */
 static void conn_refuse(struct http_conn *c, int status, const char *why)
 {
     struct http_server *s = c->server;
-    struct buf body = BUF_INIT, head = BUF_INIT;
-    static const struct http_head none;
+    struct buf body = BUF_INIT, headers = BUF_INIT;
+    struct http_req *r = c->req ? c->req : new_request(c);
     bool json = s->ops.on_refuse != NULL;
-    int r = http_reply_status(&head, s->loop, status, NULL);
-    if (json)
-        s->ops.on_refuse(s->ctx, status, why, c->req ? &c->req->msg.head : &none, &head, &body);
+    c->close_after = true;
+    if (r && json)
+        s->ops.on_refuse(s->ctx, status, why, &r->msg.head, &headers, &body);
     else
         (void)buf_addf(&body, "%s\n", why);
-    if (r == 0)
-        r = buf_addf(&head, "Content-Type: %s\r\nContent-Length: %zu\r\nConnection: close\r\n\r\n",
-                     json ? "application/json" : "text/plain", body.len);
-    bool with_body = body.len > 0 && !(c->req && c->req->msg.is_head);
-    struct iovec iov[2] = {{head.data, head.len}, {body.data, body.len}};
-    if (r == 0) r = http_conn_send(c, iov, with_body ? 2 : 1);
-    if (r < 0) c->dead = true;
-    buf_fini(&head);
+    if (!r || http_reply(r, status, json ? "application/json" : "text/plain", buf_cstr(&headers),
+                         body.data, body.len) < 0)
+        c->dead = true;
+    buf_fini(&headers);
     buf_fini(&body);
-    free_request(s->loop, c->req);
+    free_request(s->loop, r);
     c->req = NULL;
     c->view_len = 0;
-    c->refused = c->close_after = true;
+    c->refused = true;
     c->state = CONN_LINGER;
 }
 
@@ -201,18 +208,14 @@ static int step_head(struct http_conn *c)
         return 1;
     }
     if (n == 0) return 0;
-    struct http_req *r = mem_stock_take(&s->loop->reqs);
+    struct http_req *r = new_request(c);
     if (!r) {
         c->dead = true;
         return 1;
     }
-    memset(r, 0, sizeof *r);
     const char *why = "bad request";
     int status =
         http_msg_parse_request(&r->msg, c->view, (size_t)n, c->scan.n_lines, &s->lim, &why);
-    r->conn = c;
-    r->peer = c->peer_name;
-    r->crowded = c->crowded;
     r->start_ns = c->first_byte_ns;
     c->req = r;
     leave_idle(c);
@@ -223,7 +226,7 @@ static int step_head(struct http_conn *c)
         return 1;
     }
     c->state = CONN_BODY;
-    c->chunked = (struct http_chunked){0};
+    http_body_begin(&c->body, &r->msg);
     c->body_mark = 0;
     if (s->ops.on_head) {
         see_req(c);
@@ -243,22 +246,14 @@ static bool body_fits(const struct http_conn *c, uint64_t n)
 /* Take body bytes: 1 = complete, 0 = more needed, a status = refuse. */
 static int step_body_bytes(struct http_conn *c, struct http_req *r)
 {
-    if (r->msg.framing == HTTP_BODY_NONE) return 1;
-    if (r->msg.framing == HTTP_BODY_LENGTH) {
-        size_t n = (size_t)r->msg.length - r->body.len;
-        if (n > c->view_len) n = c->view_len;
-        if (buf_add(&r->body, c->view, n) < 0) return 503;
-        take_input(c, n);
-        return r->body.len == r->msg.length;
-    }
     const char *p = c->view, *end = c->view + c->view_len, *data;
     size_t n;
     int e;
-    while ((e = http_chunked_next(&c->chunked, &p, end, &data, &n)) == 1) {
+    while ((e = http_body_next(&c->body, &p, end, &data, &n)) == 1) {
         if (!body_fits(c, n)) return 413;
         if (buf_add(&r->body, data, n) < 0) return 503;
     }
-    if (c->chunked.state == HTTP_CHUNK_DATA && !body_fits(c, c->chunked.left)) return 413;
+    if (c->body.state == HTTP_CHUNK_DATA && !body_fits(c, c->body.left)) return 413;
     take_input(c, (size_t)(p - c->view));
     return e < 0 ? 400 : e == 2;
 }
@@ -427,7 +422,7 @@ static bool wants_long_body(const struct http_conn *c)
 {
     const struct http_req *r = c->req;
     return c->state == CONN_BODY && !r->ended && r->msg.framing == HTTP_BODY_LENGTH &&
-           c->in.len == 0 && !c->io.tls && r->msg.length - r->body.len >= BODY_DIRECT_BYTES;
+           c->in.len == 0 && !c->io.tls && c->body.left >= BODY_DIRECT_BYTES;
 }
 
 /* A body that is still long is received where it will stay. */
@@ -435,11 +430,13 @@ static bool recv_body(struct http_conn *c, ssize_t *ret_n)
 {
     struct http_req *r = c->req;
     if (!wants_long_body(c)) return false;
-    size_t left = (size_t)r->msg.length - r->body.len;
-    if (left > BODY_RESERVE_MAX) left = BODY_RESERVE_MAX;
+    size_t left = c->body.left < BODY_RESERVE_MAX ? (size_t)c->body.left : BODY_RESERVE_MAX;
     if (buf_reserve(&r->body, left) < 0) return false;
     *ret_n = http_io_recv(&c->io, r->body.data + r->body.len, left);
-    if (*ret_n > 0) r->body.len += (size_t)*ret_n;
+    if (*ret_n > 0) {
+        r->body.len += (size_t)*ret_n;
+        http_body_took(&c->body, (size_t)*ret_n);
+    }
     return true;
 }
 
@@ -468,7 +465,7 @@ static bool receive(struct http_conn *c)
         if (http_io_pending(&c->io) && http_conn_send(c, NULL, 0) < 0) c->dead = true;
         if (http_io_closed(&c->io)) c->eof = true;
         if (n == -EAGAIN && (c->dead || c->eof)) n = 0;
-        if (n == -EAGAIN && http_tls_ready(c->io.tls)) conn_update(c);
+        if (n == -EAGAIN && c->io.tls->ready) conn_update(c);
     }
     if (n == -EAGAIN) return true;
     if (n < 0) return recv_failed(c, n);

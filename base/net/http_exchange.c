@@ -192,12 +192,18 @@ void http_exchange_begin(struct client_conn *cc, struct http_call *call)
     }
 }
 
+static void set_why(struct http_call *call, const char *why)
+{
+    mem_free(call->why);
+    call->why = why ? mem_strdup(why) : NULL;
+}
+
 static void explain_connect(struct http_call *call, int status)
 {
     char text[200];
     (void)snprintf(text, sizeof text, "no connection to %.100s: %s", call->client->name,
                    strerror(-status));
-    http_call_explain(call, text);
+    set_why(call, text);
 }
 
 /* The connection is useless: retry its call, or end it with `status`. */
@@ -208,8 +214,7 @@ static void conn_fail(struct client_conn *cc, int status)
     bool harmless = call && (call->repeatable || !call->sent);
     bool retry = harmless && cc->reused && !cc->got_bytes && !call->retried && status != -ETIMEDOUT;
     if (call && cc->phase == CC_CONNECTING) explain_connect(call, status);
-    if (call && !retry && cc->io.tls) http_call_explain(call, http_tls_why(cc->io.tls));
-    cc->call = NULL;
+    if (call && !retry && cc->io.tls) set_why(call, cc->io.tls->why);
     http_exchange_free(cc);
     if (!call) return;
     call->conn = NULL;
@@ -263,8 +268,7 @@ static int parse_head(struct client_conn *cc, const char **p, const char *end)
     if (cc->msg.status < 200)
         return cc->msg.status == 101 || ++cc->n_informed > INFORMED_MAX ? -EBADMSG : 1;
     cc->have_head = true;
-    cc->chunked = (struct http_chunked){0};
-    cc->body_left = cc->msg.length;
+    http_body_begin(&cc->body, &cc->msg);
     if (call->ops.on_head) call->ops.on_head(call->ctx, cc->msg.status, &cc->msg.head);
     http_msg_drop_text(&cc->msg); /* a stream may last for minutes */
     return 1;
@@ -272,48 +276,22 @@ static int parse_head(struct client_conn *cc, const char **p, const char *end)
 
 /* All data that is there as one piece: later chunks move up over the framing between. What comes
  * together leaves together, so that a handler that falls behind catches up. */
-static int take_chunks(struct client_conn *cc, const char **p, const char *end,
-                       const char **ret_data, size_t *ret_len)
-{
-    const char *data;
-    size_t n, total = 0;
-    int r;
-    while ((r = http_chunked_next(&cc->chunked, p, end, &data, &n)) == 1) {
-        if (total == 0)
-            *ret_data = data;
-        else
-            memmove((char *)(uintptr_t)*ret_data + total, data, n); /* our own buffer */
-        total += n;
-    }
-    *ret_len = total;
-    return r == 0 && total > 0 ? 1 : r;
-}
-
 static int parse_body(struct client_conn *cc, const char **p, const char *end)
 {
     struct http_call *call = cc->call;
-    const char *data = *p;
-    size_t n = (size_t)(end - *p);
-    int r = 1;
-    switch (cc->msg.framing) {
-    case HTTP_BODY_NONE:
-        return 2;
-    case HTTP_BODY_LENGTH:
-        if (cc->body_left == 0) return 2;
-        if (n > cc->body_left) n = (size_t)cc->body_left;
-        cc->body_left -= n;
-        *p += n;
-        break;
-    case HTTP_BODY_CHUNKED:
-        r = take_chunks(cc, p, end, &data, &n);
-        break;
-    case HTTP_BODY_UNTIL_CLOSE:
-        *p += n;
-        break;
+    const char *first = NULL, *data;
+    size_t n, total = 0;
+    int r;
+    while ((r = http_body_next(&cc->body, p, end, &data, &n)) == 1) {
+        if (total == 0)
+            first = data;
+        else
+            memmove((char *)(uintptr_t)first + total, data, n); /* our own buffer */
+        total += n;
     }
-    if (n == 0) return r == 1 ? 0 : r;
-    if (call->ops.on_body) call->ops.on_body(call->ctx, data, n);
-    return r == 2 ? 1 : r; /* the end is told while the call is not paused */
+    if (total == 0) return r;
+    if (call->ops.on_body) call->ops.on_body(call->ctx, first, total);
+    return r < 0 ? r : 1; /* the end is told while the call is not paused */
 }
 
 /* Take what is there; cc may be gone afterwards. */
@@ -417,7 +395,7 @@ static void on_handshake(struct client_conn *cc)
     ssize_t n = http_io_recv(&cc->io, cc->client->loop->scratch, HTTP_SCRATCH_BYTES);
     if (n != -EAGAIN)
         conn_fail(cc, n < 0 ? (int)n : n == 0 ? -EPIPE : -EBADMSG); /* nothing was asked yet */
-    else if (http_tls_ready(cc->io.tls))
+    else if (cc->io.tls->ready)
         conn_opened(cc);
     else
         http_watch_set(&cc->write, http_io_pending(&cc->io) > 0);
@@ -474,9 +452,12 @@ static void on_timeout(void *arg)
         conn_fail(cc, -ETIMEDOUT);
 }
 
-void http_exchange_pause(struct client_conn *cc, bool pause)
+void http_call_pause(struct http_call *call, bool pause)
 {
-    if (cc->phase != CC_OPEN || cc->busy) return;
+    struct client_conn *cc = call->conn;
+    bool same = call->paused == pause;
+    call->paused = pause;
+    if (same || !cc || cc->phase != CC_OPEN || cc->busy) return;
     if (pause) {
         http_watch_set(&cc->read, false);
         http_timer_clear(&cc->clock);

@@ -2,6 +2,7 @@
 #ifndef BASE_NET_HTTP_IO_H
 #define BASE_NET_HTTP_IO_H
 
+#include "base/buf.h"
 #include "base/net/http_loop.h"
 #include "base/net/http_tls.h"
 
@@ -22,7 +23,20 @@ int http_addr_resolve(const char *address, bool listening, struct http_addr *ret
                       struct err *err);
 void http_addr_format(const struct http_addr *a, char *text, size_t size);
 
-struct http_tls_conn;
+struct http_tls_conn {
+    struct http_loop *loop;
+    struct ssl_st *ssl;
+    struct http_tls_slot *slot;
+    unsigned generation;
+    const char *in; /* records that OpenSSL has not taken yet */
+    size_t in_len;
+    struct buf out; /* records that the socket has not taken yet */
+    bool ready;     /* the handshake is over */
+    bool closed;    /* the peer said so */
+    bool eof, seen_bytes;
+    int error, send_error; /* sticky; what cannot be sent says nothing about what was received */
+    char *why;             /* of the last error; NULL */
+};
 struct http_io {
     int fd;
     struct http_tls_conn *tls; /* NULL: plain */
@@ -35,10 +49,6 @@ struct http_tls_slot { /* a client's session for resumption; init {0} */
  * slot and name live as long as io. Server: both NULL. */
 int http_tls_begin(struct http_tls *t, struct http_loop *l, struct http_io *io, const char *name,
                    struct http_tls_slot *slot);
-bool http_tls_ready(const struct http_tls_conn *tc);      /* the handshake is over */
-bool http_tls_closed(const struct http_tls_conn *tc);     /* the peer said so */
-const char *http_tls_why(const struct http_tls_conn *tc); /* of the last error; NULL */
-size_t http_tls_pending(const struct http_tls_conn *tc);
 ssize_t http_tls_recv(struct http_io *io, char *p, size_t size);
 ssize_t http_tls_send(struct http_io *io, const struct iovec *iov, int n);
 void http_tls_say_goodbye(struct http_io *io);
@@ -72,15 +82,15 @@ static inline ssize_t http_io_send(struct http_io *io, struct iovec *iov, int n)
 /* Bytes that were taken but that the socket did not take yet: send nothing to move them on. */
 static inline size_t http_io_pending(const struct http_io *io)
 {
-    return io->tls ? http_tls_pending(io->tls) : 0;
+    return io->tls ? io->tls->out.len : 0;
 }
 static inline bool http_io_ready(const struct http_io *io)
 {
-    return !io->tls || http_tls_ready(io->tls);
+    return !io->tls || io->tls->ready;
 }
 static inline bool http_io_closed(const struct http_io *io)
 {
-    return io->tls && http_tls_closed(io->tls);
+    return io->tls && io->tls->closed;
 }
 static inline void http_io_close(struct http_io *io)
 {

@@ -102,14 +102,17 @@ enum http_chunk_state {
     HTTP_CHUNK_TRAILER_LF,
     HTTP_CHUNK_DONE
 };
-struct http_chunked { /* init {0} */
+struct http_body { /* where the reading of a body stands: http_body_begin() */
     enum http_chunk_state state;
-    uint64_t left;
+    bool chunked;
+    uint64_t left; /* of a chunk, or of a body that is not chunked */
     unsigned digits, line_bytes, extra_bytes;
 };
+void http_body_begin(struct http_body *b, const struct http_msg *m);
 /* Take bytes from *p (moved on): 1 = a piece of the body in *ret_data, 0 = more input is needed,
  * 2 = the body is complete, -EBADMSG. */
-int http_chunked_next(struct http_chunked *c, const char **p, const char *end,
-                      const char **ret_data, size_t *ret_len);
+int http_body_next(struct http_body *b, const char **p, const char *end, const char **ret_data,
+                   size_t *ret_len);
+void http_body_took(struct http_body *b, size_t n); /* n of the bytes that were left */
 
 #endif

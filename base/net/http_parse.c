@@ -393,10 +393,10 @@ int http_msg_parse_response(struct http_msg *m, const char *p, size_t len, size_
     return 0;
 }
 
-/* ---- chunked transfer coding ---- */
+/* ---- bodies ---- */
 
 /* One byte of the framing between pieces of data; 0 or -EBADMSG. */
-static int chunk_byte(struct http_chunked *c, char ch)
+static int chunk_byte(struct http_body *c, char ch)
 {
     int v;
     switch (c->state) {
@@ -446,22 +446,40 @@ static int chunk_byte(struct http_chunked *c, char ch)
     }
 }
 
-int http_chunked_next(struct http_chunked *c, const char **p, const char *end,
-                      const char **ret_data, size_t *ret_len)
+void http_body_begin(struct http_body *b, const struct http_msg *m)
 {
-    while (c->state != HTTP_CHUNK_DONE) {
+    static const enum http_chunk_state first[] = {[HTTP_BODY_NONE] = HTTP_CHUNK_DONE,
+                                                  [HTTP_BODY_LENGTH] = HTTP_CHUNK_DATA,
+                                                  [HTTP_BODY_CHUNKED] = HTTP_CHUNK_SIZE,
+                                                  [HTTP_BODY_UNTIL_CLOSE] = HTTP_CHUNK_DATA};
+    *b = (struct http_body){.state = first[m->framing],
+                            .chunked = m->framing == HTTP_BODY_CHUNKED,
+                            .left = m->framing == HTTP_BODY_LENGTH        ? m->length
+                                    : m->framing == HTTP_BODY_UNTIL_CLOSE ? UINT64_MAX
+                                                                          : 0};
+}
+
+void http_body_took(struct http_body *b, size_t n)
+{
+    b->left -= n;
+    if (b->left == 0) b->state = b->chunked ? HTTP_CHUNK_DATA_CR : HTTP_CHUNK_DONE;
+}
+
+int http_body_next(struct http_body *b, const char **p, const char *end, const char **ret_data,
+                   size_t *ret_len)
+{
+    while (b->state != HTTP_CHUNK_DONE) {
         if (*p == end) return 0;
-        if (c->state == HTTP_CHUNK_DATA) {
+        if (b->state == HTTP_CHUNK_DATA) {
             size_t n = (size_t)(end - *p);
-            if (n > c->left) n = (size_t)c->left;
+            if (n > b->left) n = (size_t)b->left;
             *ret_data = *p;
             *ret_len = n;
             *p += n;
-            c->left -= n;
-            if (c->left == 0) c->state = HTTP_CHUNK_DATA_CR;
+            http_body_took(b, n);
             return 1;
         }
-        int r = chunk_byte(c, *(*p)++);
+        int r = chunk_byte(b, *(*p)++);
         if (r < 0) return r;
     }
     return 2;
@@ -469,45 +487,41 @@ int http_chunked_next(struct http_chunked *c, const char **p, const char *end,
 
 const char *http_status_text(int status)
 {
-    static const struct {
-        int status;
-        const char *text;
-    } table[] = {
-        {100, "Continue"},
-        {200, "OK"},
-        {201, "Created"},
-        {202, "Accepted"},
-        {204, "No Content"},
-        {206, "Partial Content"},
-        {301, "Moved Permanently"},
-        {302, "Found"},
-        {304, "Not Modified"},
-        {400, "Bad Request"},
-        {401, "Unauthorized"},
-        {403, "Forbidden"},
-        {404, "Not Found"},
-        {405, "Method Not Allowed"},
-        {408, "Request Timeout"},
-        {409, "Conflict"},
-        {411, "Length Required"},
-        {413, "Content Too Large"},
-        {414, "URI Too Long"},
-        {415, "Unsupported Media Type"},
-        {417, "Expectation Failed"},
-        {422, "Unprocessable Content"},
-        {429, "Too Many Requests"},
-        {431, "Request Header Fields Too Large"},
-        {499, "Client Closed Request"},
-        {500, "Internal Server Error"},
-        {501, "Not Implemented"},
-        {502, "Bad Gateway"},
-        {503, "Service Unavailable"},
-        {504, "Gateway Timeout"},
-        {505, "HTTP Version Not Supported"},
-        {507, "Insufficient Storage"},
-        {508, "Loop Detected"},
+    static const char *const text[] = {
+        [100] = "Continue",
+        [200] = "OK",
+        [201] = "Created",
+        [202] = "Accepted",
+        [204] = "No Content",
+        [206] = "Partial Content",
+        [301] = "Moved Permanently",
+        [302] = "Found",
+        [304] = "Not Modified",
+        [400] = "Bad Request",
+        [401] = "Unauthorized",
+        [403] = "Forbidden",
+        [404] = "Not Found",
+        [405] = "Method Not Allowed",
+        [408] = "Request Timeout",
+        [409] = "Conflict",
+        [411] = "Length Required",
+        [413] = "Content Too Large",
+        [414] = "URI Too Long",
+        [415] = "Unsupported Media Type",
+        [417] = "Expectation Failed",
+        [422] = "Unprocessable Content",
+        [429] = "Too Many Requests",
+        [431] = "Request Header Fields Too Large",
+        [499] = "Client Closed Request",
+        [500] = "Internal Server Error",
+        [501] = "Not Implemented",
+        [502] = "Bad Gateway",
+        [503] = "Service Unavailable",
+        [504] = "Gateway Timeout",
+        [505] = "HTTP Version Not Supported",
+        [507] = "Insufficient Storage",
+        [508] = "Loop Detected",
     };
-    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
-        if (table[i].status == status) return table[i].text;
+    if (status < (int)(sizeof text / sizeof text[0]) && text[status]) return text[status];
     return status < 400 ? "OK" : status < 500 ? "Client Error" : "Server Error";
 }

@@ -29,18 +29,6 @@ int http_header_copy(struct buf *out, const struct http_header *h)
     return add_line(out, h->name, h->name_len, h->value, h->value_len);
 }
 
-int http_reply_status(struct buf *out, struct http_loop *l, int status, const char *extra_headers)
-{
-    size_t len;
-    const char *line = http_loop_status_line(l, status, &len);
-    int r = buf_reserve(out, 512); /* chosen: nearly every head */
-    if (r == 0) r = buf_add(out, line, len);
-    if (r == 0 && extra_headers) r = buf_adds(out, extra_headers);
-    return r;
-}
-
-/* ---- what a handler reads ---- */
-
 const char *http_req_body(const struct http_req *r, size_t *ret_len)
 {
     if (ret_len) *ret_len = r->body.len;
@@ -65,7 +53,11 @@ static int reply_head(struct http_req *r, struct buf *out, int status, const cha
     bool unread = c->state == CONN_BODY && r->msg.framing != HTTP_BODY_NONE;
     if (!r->msg.keep_alive || c->server->draining || unread) c->close_after = true;
     c->refused |= unread;
-    int e = http_reply_status(out, c->server->loop, status, extra_headers);
+    size_t len;
+    const char *line = http_loop_status_line(c->server->loop, status, &len);
+    int e = buf_reserve(out, 512); /* chosen: nearly every head */
+    if (e == 0) e = buf_add(out, line, len);
+    if (e == 0 && extra_headers) e = buf_adds(out, extra_headers);
     if (e == 0 && content_type) e = http_header_add(out, "Content-Type", content_type);
     if (e == 0 && c->close_after) e = buf_adds(out, "Connection: close\r\n");
     if (e == 0 && !c->close_after && r->msg.minor == 0)

@@ -53,7 +53,7 @@ struct http_conn {
     size_t view_len;
     struct http_scan scan;
     struct http_req *req;
-    struct http_chunked chunked;
+    struct http_body body;
     uint64_t first_byte_ns;
     size_t body_mark;
     char peer_name[64];
@@ -65,8 +65,6 @@ static inline size_t http_conn_unsent(const struct http_conn *c)
 /* Send what waits plus the pieces; what the socket does not take is queued. */
 int http_conn_send(struct http_conn *c, const struct iovec *pieces, int n_pieces);
 void http_conn_ask_step(struct http_conn *c); /* the machine must look at it */
-/* "HTTP/1.1 200 OK", Date and the user's lines. */
-int http_reply_status(struct buf *out, struct http_loop *l, int status, const char *extra_headers);
 /* Takes fd; closes it when it cannot. */
 int http_conn_create(struct http_server *s, int fd, const struct http_addr *peer,
                      struct http_tls *tls);

@@ -25,7 +25,6 @@ enum {
     RECV_BYTES = 64 * 1024, /* + a partial record fit the reader's HTTP_SCRATCH_BYTES */
     RECORD_BYTES = SSL3_RT_MAX_PLAIN_LENGTH,
     SEND_BYTES = 128 * 1024, /* chosen: encrypted ahead of the socket at most */
-    FIRST_BYTE_HANDSHAKE = 22,
 };
 
 struct http_tls {
@@ -35,19 +34,6 @@ struct http_tls {
     unsigned refs;       /* atomic builtins */
     bool server, insecure;
     char *cert_file, *key_file, *ca_file;
-};
-
-struct http_tls_conn {
-    struct http_loop *loop;
-    SSL *ssl;
-    struct http_tls_slot *slot;
-    unsigned generation;
-    const char *in; /* records that OpenSSL has not taken yet */
-    size_t in_len;
-    struct buf out; /* records that the socket has not taken yet */
-    bool ready, eof, closed, seen_bytes;
-    int error, send_error; /* sticky; what cannot be sent says nothing about what was received */
-    char *why;
 };
 
 static BIO_METHOD *bio_method;
@@ -209,14 +195,13 @@ static int make_ctx(const struct http_tls *t, SSL_CTX **ret, struct err *err)
     return 0;
 }
 
-static int create(const struct http_tls_opts *o, bool server, struct http_tls **ret,
-                  struct err *err)
+int http_tls_create(const struct http_tls_opts *o, struct http_tls **ret, struct err *err)
 {
-    if (server && !o->cert_file) return err_set(err, -EINVAL, "TLS needs a certificate");
+    if (o->server && !o->cert_file) return err_set(err, -EINVAL, "TLS needs a certificate");
     struct http_tls *t = mem_zalloc(sizeof *t);
     if (!t) return err_set(err, -ENOMEM, "out of memory");
     t->refs = 1;
-    t->server = server;
+    t->server = o->server;
     t->insecure = o->insecure;
     (void)pthread_mutex_init(&t->lock, NULL);
     t->cert_file = o->cert_file ? mem_strdup(o->cert_file) : NULL;
@@ -231,16 +216,6 @@ static int create(const struct http_tls_opts *o, bool server, struct http_tls **
     }
     *ret = t;
     return 0;
-}
-
-int http_tls_server(const struct http_tls_opts *o, struct http_tls **ret, struct err *err)
-{
-    return create(o, true, ret, err);
-}
-
-int http_tls_client(const struct http_tls_opts *o, struct http_tls **ret, struct err *err)
-{
-    return create(o, false, ret, err);
 }
 
 int http_tls_reload(struct http_tls *t, struct err *err)
@@ -408,26 +383,6 @@ int http_tls_begin(struct http_tls *t, struct http_loop *l, struct http_io *io, 
     if (slot && slot->session && slot->generation == tc->generation)
         (void)SSL_set_session(tc->ssl, slot->session);
     return handshake(io);
-}
-
-bool http_tls_ready(const struct http_tls_conn *tc)
-{
-    return tc->ready;
-}
-
-bool http_tls_closed(const struct http_tls_conn *tc)
-{
-    return tc->closed;
-}
-
-const char *http_tls_why(const struct http_tls_conn *tc)
-{
-    return tc->why;
-}
-
-size_t http_tls_pending(const struct http_tls_conn *tc)
-{
-    return tc->out.len;
 }
 
 /* Decrypt all that is at hand; how much it was, or an error. */

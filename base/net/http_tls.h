@@ -12,9 +12,9 @@ struct http_tls_opts {
     const char *cert_file, *key_file; /* PEM; a server must have them, a client may */
     const char *ca_file; /* client: NULL = the system's; server: verify clients by it */
     bool insecure;       /* client: do not verify the server */
+    bool server;
 };
-int http_tls_server(const struct http_tls_opts *o, struct http_tls **ret, struct err *err);
-int http_tls_client(const struct http_tls_opts *o, struct http_tls **ret, struct err *err);
+int http_tls_create(const struct http_tls_opts *o, struct http_tls **ret, struct err *err);
 /* Read the files again: new connections use them; on error the old ones stay. Thread: any. */
 int http_tls_reload(struct http_tls *t, struct err *err);
 struct http_tls *http_tls_ref(struct http_tls *t);

@@ -312,7 +312,7 @@ int gw_fleet_secure(struct gw_fleet *f, unsigned index, const struct gw_upstream
     if (t->authorization || t->at.tls) return 0; /* leases borrow what is there */
     char *key = u->authorization ? mem_strdup(u->authorization) : NULL;
     int r = u->authorization && !key ? -ENOMEM : 0;
-    if (r == 0 && u->tls) r = http_tls_client(&o, &tls, err);
+    if (r == 0 && u->tls) r = http_tls_create(&o, &tls, err);
     if (r < 0) {
         mem_free(key);
         return r;
@@ -438,7 +438,7 @@ static int plan_tls(struct plan *p, const struct gw_upstream *u, struct err *err
     struct err why = {0};
     if (!u->tls) return 0;
     int r = t && t->up && t->at.tls && same_tls(t->up, u) ? http_tls_reload(t->at.tls, &why)
-                                                          : http_tls_client(&o, &p->tls, &why);
+                                                          : http_tls_create(&o, &p->tls, &why);
     return r < 0 ? err_set(err, r, "upstream %.60s: %.150s", u->name, why.msg) : 0;
 }
 

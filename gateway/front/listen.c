@@ -79,11 +79,13 @@ static void say(const char *event, const char *address, int port, bool tls)
 /* The TLS settings, made when the first listener needs them. */
 static int need_tls(struct gw_server *server, const struct gw_config *c, struct err *err)
 {
-    struct http_tls_opts o = {
-        .cert_file = c->tls_cert, .key_file = c->tls_key, .ca_file = c->tls_client_ca};
+    struct http_tls_opts o = {.cert_file = c->tls_cert,
+                              .key_file = c->tls_key,
+                              .ca_file = c->tls_client_ca,
+                              .server = true};
     if (server->tls) return 0;
     if (!c->tls_cert) return err_set(err, -EINVAL, "https needs tls.cert and tls.key");
-    return http_tls_server(&o, &server->tls, err);
+    return http_tls_create(&o, &server->tls, err);
 }
 
 /* Passed sockets: those named "admin" are the admin server's, all others public. */

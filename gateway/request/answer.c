@@ -358,11 +358,9 @@ static void begin_early(struct gw_req *q)
 {
     struct buf headers = BUF_INIT;
     (void)gw_answer_headers(q, &headers);
-    (void)buf_adds(&headers, "Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n");
     q->ans.begun = q->ans.early = true;
     q->status = 200;
-    (void)http_reply_start(q->http, 200, "text/event-stream; charset=utf-8", buf_cstr(&headers),
-                           -1);
+    (void)http_sse_start(q->http, buf_cstr(&headers));
     buf_fini(&headers);
 }
 

@@ -17,12 +17,12 @@ static const struct http_limits lim = {
 
 static void chunked(const char *p, size_t len, size_t step)
 {
-    struct http_chunked c = {0};
+    struct http_body c = {.chunked = true};
     const char *end = p + len, *piece;
     size_t n, total = 0;
     for (int r = 0; r == 0 && p < end;) {
         const char *stop = (size_t)(end - p) < step ? end : p + step;
-        while ((r = http_chunked_next(&c, &p, stop, &piece, &n)) == 1)
+        while ((r = http_body_next(&c, &p, stop, &piece, &n)) == 1)
             total += n;
     }
     ASSERT(total <= len);

@@ -133,9 +133,10 @@ static void serve(struct fix *f, const char *cert, const char *client_ca,
     static const struct http_server_ops ops = {
         .on_request = on_request, .on_close = on_close, .on_drain = on_drain};
     struct http_tls_opts o = {.cert_file = file(f, cert),
-                              .ca_file = client_ca ? file(f, client_ca) : NULL};
+                              .ca_file = client_ca ? file(f, client_ca) : NULL,
+                              .server = true};
     struct err err = {0};
-    ASSERT_OK(http_tls_server(&o, &f->server_tls, &err));
+    ASSERT_OK(http_tls_create(&o, &f->server_tls, &err));
     ASSERT_OK(http_server_create(f->loop, lim, &ops, f, &f->server));
     struct http_listen_opts lo = {.tls = f->server_tls};
     ASSERT_OK(http_server_listen(f->server, "127.0.0.1:0", &lo, &err));
@@ -147,7 +148,7 @@ static void connect_as(struct fix *f, const char *host, const struct http_tls_op
     struct err err = {0};
     http_client_destroy(f->client);
     http_tls_unref(f->client_tls);
-    ASSERT_OK(http_tls_client(o, &f->client_tls, &err));
+    ASSERT_OK(http_tls_create(o, &f->client_tls, &err));
     struct http_client_opts co = {.address = f->address,
                                   .host = host,
                                   .tls = f->client_tls,
@@ -385,13 +386,14 @@ TEST(files_that_cannot_be_used)
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         struct http_tls *t = NULL;
         struct err err = {0};
-        ASSERT_ERR(http_tls_server(&bad[i], &t, &err), -EINVAL);
+        bad[i].server = true;
+        ASSERT_ERR(http_tls_create(&bad[i], &t, &err), -EINVAL);
         ASSERT_TRUE(err.msg[0] && !t);
     }
     struct http_tls *t = NULL;
     struct err err = {0};
     struct http_tls_opts o = {.ca_file = junk};
-    ASSERT_ERR(http_tls_client(&o, &t, &err), -EINVAL);
+    ASSERT_ERR(http_tls_create(&o, &t, &err), -EINVAL);
     fix_fini(&f);
 }
 
