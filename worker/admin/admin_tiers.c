@@ -12,103 +12,10 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- figures ---- */
-static double per_s(uint64_t bytes, uint64_t ns)
-{
-    return ns ? (double)bytes * 1e9 / (double)ns : 0;
-}
-
-void wk_put_misses(struct buf *b, const uint64_t *misses)
-{
-    buf_adds(b, ",\"misses\":{");
-
-    for (unsigned i = 0; i < STORE_MISS_COUNT; i++)
-        buf_addf(b, "%s\"%s\":%llu", i ? "," : "", store_miss_name((enum store_miss)i),
-                 (unsigned long long)misses[i]);
-    buf_addc(b, '}');
-}
-
-static void put_ram(struct worker *w, struct buf *b)
-{
-    struct store_stats s;
-
-    store_get_stats(w->store, &s);
-    buf_addf(b,
-             "{\"tier\":\"ram\",\"persistent\":false,\"shared\":false,\"capacity_bytes\":%llu,"
-             "\"used_bytes\":%llu,\"pinned_bytes\":%llu,\"records\":%llu,\"hits\":%llu",
-             (unsigned long long)s.budget_bytes, (unsigned long long)s.used_bytes,
-             (unsigned long long)s.pinned_bytes, (unsigned long long)s.n_records,
-             (unsigned long long)s.hits);
-    wk_put_misses(b, s.misses);
-    buf_addf(b,
-             ",\"evictions\":%llu,\"expired\":%llu,\"corrupt\":%llu,"
-             "\"forged\":%llu,\"lost\":%llu,\"dirty\":%llu,\"loading\":%llu,\"tail_age_s\":%.1f}",
-             (unsigned long long)s.evictions, (unsigned long long)s.expired,
-             (unsigned long long)s.corrupt, (unsigned long long)s.forged,
-             (unsigned long long)s.lost, (unsigned long long)s.dirty,
-             (unsigned long long)s.inflight, s.tail_age_s);
-}
-
-static void put_rejected(struct buf *b, const struct tier_stat *t)
-{
-    buf_adds(b, ",\"rejected\":{");
-
-    for (unsigned i = 0; i < TIER_REJECT_COUNT; i++)
-        buf_addf(b, "%s\"%s\":%llu", i ? "," : "", tier_reject_name((enum tier_reject)i),
-                 (unsigned long long)t->rejected[i]);
-    buf_addc(b, '}');
-}
-
-static void put_tier(struct worker *w, size_t i, struct buf *b)
-{
-    struct store_tier_stats s;
-    const struct tier_stat *t = &s.tier;
-
-    store_get_tier_stats(w->store, i, &s);
-    buf_addf(b,
-             ",{\"tier\":\"%s\",\"persistent\":%s,\"shared\":%s,\"codec\":\"%s\",\"capacity_"
-             "bytes\":%llu,"
-             "\"used_bytes\":%llu,\"pinned_bytes\":%llu,\"records\":%llu,\"hits\":%llu,"
-             "\"hit_bytes\":%llu",
-             s.name, s.persistent ? "true" : "false", s.shared ? "true" : "false",
-             s.q8 ? "q8" : "none", (unsigned long long)t->capacity_bytes,
-             (unsigned long long)t->used_bytes, (unsigned long long)t->pinned_bytes,
-             (unsigned long long)t->n_records, (unsigned long long)s.hits,
-             (unsigned long long)s.hit_bytes);
-    wk_put_misses(b, s.misses);
-    put_rejected(b, t);
-    buf_addf(b,
-             ",\"reads\":%llu,\"read_bytes\":%llu,\"writes\":%llu,\"write_bytes\":%llu,"
-             "\"op_read_bytes_per_s\":%.0f,\"op_write_bytes_per_s\":%.0f,"
-             "\"load_bytes_per_s\":%.0f,\"first_ms\":%.3f,\"inflight_bytes\":%llu",
-             (unsigned long long)t->reads, (unsigned long long)t->read_bytes,
-             (unsigned long long)t->writes, (unsigned long long)t->write_bytes,
-             per_s(t->read_bytes, t->read_ns), per_s(t->write_bytes, t->write_ns),
-             s.read_bytes_per_s, s.first_ms, (unsigned long long)t->inflight_bytes);
-    buf_addf(b,
-             ",\"evictions\":%llu,\"expired\":%llu,\"corrupt\":%llu,\"errors\":%llu,"
-             "\"timeouts\":%llu,\"device_written_bytes\":%llu,\"write_budget_ratio\":%.4f,"
-             "\"tail_age_s\":%.1f,\"breaker\":\"%s\",\"breaker_opened\":%llu,"
-             "\"endpoints\":%u,\"endpoints_open\":%u,\"degraded\":",
-             (unsigned long long)t->evictions, (unsigned long long)t->expired,
-             (unsigned long long)t->corrupt, (unsigned long long)t->errors,
-             (unsigned long long)t->timeouts, (unsigned long long)t->device_written_bytes,
-             t->write_budget_ratio, t->tail_age_s, s.breaker, (unsigned long long)s.breaker_opened,
-             t->endpoints, t->endpoints_open);
-    if (t->degraded[0])
-        buf_add_json_str(b, t->degraded, strlen(t->degraded));
-    else
-        buf_adds(b, "null");
-    buf_addc(b, '}');
-}
-
 static int tiers_run(struct wk_task *t)
 {
     buf_adds(&t->out, "{\"object\":\"list\",\"data\":[");
-    put_ram(t->w, &t->out);
-
-    for (size_t i = 0; i < store_n_tiers(t->w->store); i++)
-        put_tier(t->w, i, &t->out);
+    wk_put_tiers(t->w, &t->out);
     buf_adds(&t->out, "]}");
     return buf_status(&t->out);
 }

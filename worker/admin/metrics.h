@@ -1,8 +1,8 @@
 /* metrics: what Prometheus reads of the worker.
  *
  * Two kinds: what happens is counted or observed where it happens (metrics.c); what the store, the
- * engine and the guard count themselves is copied when the page is rendered (metrics_page.c), so
- * that they need to know nothing of metrics. A metric is one line of a table there.
+ * engine and the guard count themselves is read when the page is rendered (metrics_page.c), so that
+ * they need to know nothing of metrics.
  * Thread: any; render: loop. */
 #ifndef WORKER_ADMIN_METRICS_H
 #define WORKER_ADMIN_METRICS_H

@@ -8,6 +8,7 @@
 int wk_admin(struct worker *w, struct wk_call *c, const char *path);
 int wk_admin_tiers(struct worker *w, struct wk_call *c, const char *path);
 
+void wk_put_tiers(struct worker *w, struct buf *b);        /* objects, RAM first */
 void wk_put_misses(struct buf *b, const uint64_t *misses); /* `,"misses":{…}` by reason */
 
 #endif
