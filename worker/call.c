@@ -7,6 +7,7 @@
 #include "worker/admin/metrics.h"
 #include "worker/worker.h"
 
+#include <ctype.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
@@ -203,27 +204,15 @@ static int copy_header(const struct http_head *h, const char *name, char **ret)
     return *ret ? 0 : -ENOMEM;
 }
 
-static int hex_digit(char c)
-{
-    if (c >= '0' && c <= '9') return c - '0';
-    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-    if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-    return -1;
-}
-
 void wk_percent_decode(char *s)
 {
     char *o = s;
 
-    while (*s) {
-        int hi = *s == '%' ? hex_digit(s[1]) : -1;
-        int lo = hi >= 0 ? hex_digit(s[2]) : -1;
-        if (lo >= 0 && (hi || lo)) {
-            *o++ = (char)(hi * 16 + lo);
-            s += 3;
-        } else {
-            *o++ = *s++;
-        }
+    for (unsigned v = 0; *s; v = 0) {
+        const bool coded = *s == '%' && isxdigit((unsigned char)s[1]) &&
+                           isxdigit((unsigned char)s[2]) && sscanf(s + 1, "%2x", &v) == 1 && v > 0;
+        *o++ = coded ? (char)v : *s;
+        s += coded ? 3 : 1;
     }
     *o = 0;
 }

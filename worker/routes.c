@@ -117,12 +117,6 @@ static void post_text(struct worker *w, struct wk_call *c, const char *rest)
     wk_gen_start(w, c, false);
 }
 enum { R_OPEN = 1 /* no key */, R_EARLY = 2 /* before the model is there */, R_REST = 4 };
-struct wk_route {
-    const char *path, *method, *name;
-    unsigned flags;
-    void (*fn)(struct worker *w, struct wk_call *c, const char *rest);
-    int (*task)(struct wk_task *t); /* in place of fn: on a helper */
-};
 static const struct wk_route routes[] = {
     {"/chat/completions", "POST", "chat", 0, post_chat},
     {"/completions", "POST", "completions", 0, post_text},
@@ -137,6 +131,25 @@ static const struct wk_route routes[] = {
     {"/ready", "GET", "health", R_OPEN | R_EARLY, get_health},
     {"/metrics", "GET", "metrics", R_OPEN | R_EARLY, get_metrics},
     {"/version", "GET", "version", R_OPEN | R_EARLY, get_version},
+    {"/admin/status", "GET", "admin", R_EARLY, wk_admin_status},
+    {"/admin/quality", "GET", "admin", 0, wk_admin_quality},
+    {"/admin/profile", "GET", "admin", 0, wk_admin_profile},
+    {"/admin/residents", "GET", "residents", 0, wk_feed_get},
+    {"/admin/decisions", "GET", "admin", 0, wk_admin_decisions},
+    {"/admin/decisions/", "GET", "admin", R_REST, wk_admin_decision},
+    {"/admin/chunks", "GET", "admin", 0, wk_admin_chunks},
+    {"/admin/chunks/", "GET", "admin", R_REST, wk_admin_chunk_get},
+    {"/admin/chunks/", "DELETE", "admin", R_REST, wk_admin_chunk_drop},
+    {"/admin/chunks/", "POST", "admin", R_REST, wk_admin_chunk_pin},
+    {"/admin/segment", "POST", "admin", 0, .task = wk_admin_segment},
+    {"/admin/tiers", "GET", "admin", 0, .task = wk_admin_tiers},
+    {"/admin/tiers/resize", "POST", "admin", 0, .order = wk_order_resize},
+    {"/admin/tiers/policy", "POST", "admin", 0, .order = wk_order_policy},
+    {"/admin/tiers/quota", "POST", "admin", 0, .order = wk_order_quota},
+    {"/admin/tiers/preload", "POST", "admin", 0, .order = wk_order_preload},
+    {"/admin/clear", "POST", "admin", 0, .order = wk_order_clear},
+    {"/admin/verify", "POST", "admin", 0, .order = wk_order_verify},
+    {"/admin/flush", "POST", "admin", 0, .order = wk_order_flush},
 };
 
 static bool path_matches(const struct wk_route *r, const char *path, const char **ret_rest)
@@ -234,37 +247,33 @@ void wk_route_head(struct worker *w, struct wk_call *c)
 
     find_route(c, &allow);
     const struct wk_route *r = c->found;
-    if (!r && !allow && strncmp(path, "/admin/", 7) == 0) {
-        c->route = "admin";
-        if (!admin_open(w, c, path))
-            wk_refuse(c, API_ADMIN_CLOSED, NULL,
-                      "Admin routes are off on TCP (--admin-tcp, with --api-key).");
-        else if (!authorised(w, c))
-            refuse_key(c);
-    } else if (!r) {
-        refuse_path(c, c->r->msg.method, path, allow);
-    } else if (!(r->flags & R_OPEN) && !authorised(w, c)) {
+    const bool admin = strncmp(path, "/admin/", 7) == 0;
+    if (admin && !admin_open(w, c, path))
+        wk_refuse(c, API_ADMIN_CLOSED, NULL,
+                  "Admin routes are off on TCP (--admin-tcp, with --api-key).");
+    else if (admin && !authorised(w, c))
         refuse_key(c);
-    } else if (names_namespace(w, c)) {
+    else if (!r)
+        refuse_path(c, c->r->msg.method, path, allow);
+    else if (!(r->flags & R_OPEN) && !authorised(w, c))
+        refuse_key(c);
+    else if (names_namespace(w, c))
         wk_refuse(c, API_NAMESPACE_CLOSED, "X-KVBlend-Namespace",
                   "On TCP a worker takes X-KVBlend-Namespace with its key only: start it with "
                   "--api-key, and give the gateway that key (workers: api_key).");
-    }
 }
 
 void wk_route(struct worker *w, struct wk_call *c)
 {
-    const char *path = short_path(c);
     const struct wk_route *r = c->found;
-    const bool early = r ? r->flags & R_EARLY : strcmp(path, "/admin/status") == 0;
     struct api_err e;
 
-    if (!early && wk_not_ready(w, &e) < 0)
+    if (!(r->flags & R_EARLY) && wk_not_ready(w, &e) < 0)
         wk_reply_error(c, &e);
-    else if (r && r->task)
+    else if (r->order)
+        wk_task_start(c, &(struct wk_work){.run = wk_order_run, .data = r});
+    else if (r->task)
         wk_task_start(c, &(struct wk_work){.run = r->task});
-    else if (r)
+    else
         r->fn(w, c, c->rest);
-    else if (!wk_admin(w, c, path + 7))
-        refuse_path(c, c->r->msg.method, path, NULL);
 }

@@ -99,7 +99,7 @@ static void put_tiers(struct worker *w, struct buf *b)
     buf_addc(b, ']');
 }
 
-static void get_status(struct worker *w, struct wk_call *c)
+void wk_admin_status(struct worker *w, struct wk_call *c, const char *rest)
 {
     static const char *const names[] = {"loading", "ready", "draining", "failed"};
     struct buf b = BUF_INIT;
@@ -131,7 +131,7 @@ static void get_status(struct worker *w, struct wk_call *c)
     wk_reply_buf(c, 200, &b);
 }
 
-static void get_quality(struct worker *w, struct wk_call *c)
+void wk_admin_quality(struct worker *w, struct wk_call *c, const char *rest)
 {
     struct buf b = BUF_INIT;
 
@@ -139,7 +139,7 @@ static void get_quality(struct worker *w, struct wk_call *c)
     wk_reply_buf(c, 200, &b);
 }
 
-static void get_profile(struct worker *w, struct wk_call *c)
+void wk_admin_profile(struct worker *w, struct wk_call *c, const char *rest)
 {
     struct buf b = BUF_INIT;
 
@@ -222,7 +222,7 @@ static bool query_ns(struct wk_call *c, struct listing *l)
     return false;
 }
 
-static void list_chunks(struct worker *w, struct wk_call *c)
+void wk_admin_chunks(struct worker *w, struct wk_call *c, const char *rest)
 {
     struct buf b = BUF_INIT;
     struct listing l = {.w = w, .out = &b, .limit = 100000};
@@ -237,7 +237,7 @@ static void list_chunks(struct worker *w, struct wk_call *c)
     wk_reply_buf(c, 200, &b);
 }
 
-static void one_chunk(struct worker *w, struct wk_call *c, const struct tier_key *k)
+static void reply_chunk(struct worker *w, struct wk_call *c, const struct tier_key *k)
 {
     struct buf b = BUF_INIT;
     struct store_info i;
@@ -250,43 +250,41 @@ static void one_chunk(struct worker *w, struct wk_call *c, const struct tier_key
     wk_reply_buf(c, 200, &b);
 }
 
-static void pin_chunk(struct worker *w, struct wk_call *c, const struct tier_key *k, bool pin)
+void wk_admin_chunk_get(struct worker *w, struct wk_call *c, const char *id)
 {
-    int rc = store_set_pinned(w->store, k, pin);
+    struct tier_key k;
 
-    if (rc == -ENOSPC) {
-        wk_refuse(c, API_PINS_FULL, "id",
-                  "As many bytes are pinned as may be; unpin others first.");
-    } else if (rc != 1) {
-        wk_segment_absent(c, k);
-    } else {
-        one_chunk(w, c, k);
-    }
+    if (wk_segment_id(c, id, &k) == 0) reply_chunk(w, c, &k);
 }
 
-static void chunk_route(struct worker *w, struct wk_call *c, const char *rest)
+void wk_admin_chunk_drop(struct worker *w, struct wk_call *c, const char *id)
 {
-    const char *method = c->r->msg.method, *verb = strchr(rest, '/');
+    char tier[16];
+
+    if (query_tier(w, c, tier, sizeof tier)) wk_segment_drop(w, c, id, *tier ? tier : NULL);
+}
+
+/* "ID/pin" or "ID/unpin" */
+void wk_admin_chunk_pin(struct worker *w, struct wk_call *c, const char *rest)
+{
+    const char *verb = strchr(rest, '/');
+    const bool pin = verb && strcmp(verb, "/pin") == 0;
     struct tier_key k;
-    char hex[40], tier[16];
+    char hex[40];
 
     (void)snprintf(hex, sizeof hex, "%.*s", verb ? (int)(verb - rest) : 39, rest);
-    if (!verb && strcmp(method, "DELETE") == 0) {
-        if (!query_tier(w, c, tier, sizeof tier)) return;
-        wk_segment_drop(w, c, hex, *tier ? tier : NULL);
-        return;
-    }
     if (wk_segment_id(c, hex, &k) < 0) return;
-    if (!verb && strcmp(method, "GET") == 0) {
-        one_chunk(w, c, &k);
-    } else if (verb && strcmp(method, "POST") == 0 && strcmp(verb, "/pin") == 0) {
-        pin_chunk(w, c, &k, true);
-    } else if (verb && strcmp(method, "POST") == 0 && strcmp(verb, "/unpin") == 0) {
-        pin_chunk(w, c, &k, false);
-    } else {
+    if (!pin && (!verb || strcmp(verb, "/unpin") != 0)) {
         wk_refuse(c, API_METHOD_NOT_ALLOWED, "GET, DELETE, POST",
                   "Use GET or DELETE on a record, POST on its /pin and /unpin.");
+        return;
     }
+    int rc = store_set_pinned(w->store, &k, pin);
+    if (rc == -ENOSPC)
+        wk_refuse(c, API_PINS_FULL, "id",
+                  "As many bytes are pinned as may be; unpin others first.");
+    else
+        reply_chunk(w, c, &k);
 }
 
 /* ---- explain ---- */
@@ -368,7 +366,7 @@ static int explain(struct wk_task *t, const struct wk_prepare *q, const struct w
     return buf_status(&t->out);
 }
 
-static int segment_run(struct wk_task *t)
+int wk_admin_segment(struct wk_task *t)
 {
     const struct api_limits lim = {tok_n_vocab(t->w->tok), t->w->o.max_running};
     struct wk_prompt p = {0};
@@ -418,55 +416,36 @@ static int gather_one(void *ctx, const struct ctl_decision *d)
     return 0;
 }
 
-static int admin_decisions(struct worker *w, struct wk_call *c, const char *path)
+static void reply_decisions(struct wk_call *c, json_t *list)
 {
+    json_t *o = json_pack("{s:s, s:o}", "object", "list", "data", list);
     struct buf b = BUF_INIT;
-    struct gather g = {.out = json_array(), .id = *path == '/' && path[1] ? path + 1 : NULL};
 
-    if (strcmp(c->r->msg.method, "GET") != 0 || (*path && !g.id) || !w->reuse.decider) {
-        json_decref(g.out);
-        return 0;
-    }
-    wk_decisions_visit(w, gather_one, &g);
-    if (g.id && json_array_size(g.out) == 0) {
-        wk_refuse(c, API_DECISION_NOT_FOUND, "id",
-                  "No decision of request '%.60s' among the last %d here.", g.id,
-                  (int)WK_DECISIONS_KEPT);
-        json_decref(g.out);
-        return 1;
-    }
-    json_t *o = json_pack("{s:s, s:o}", "object", "list", "data", g.out);
     if (ctl_json_put(o, 17, &b) < 0)
         wk_reply_oom(c);
     else
         wk_reply_buf(c, 200, &b);
     json_decref(o);
-    return 1;
 }
 
-/* ---- table ---- */
-int wk_admin(struct worker *w, struct wk_call *c, const char *path)
+void wk_admin_decisions(struct worker *w, struct wk_call *c, const char *rest)
 {
-    const char *m = c->r->msg.method;
-    bool get = strcmp(m, "GET") == 0, post = strcmp(m, "POST") == 0;
+    struct gather g = {.out = json_array()};
 
-    if (get && strcmp(path, "status") == 0)
-        get_status(w, c);
-    else if (get && strcmp(path, "chunks") == 0)
-        list_chunks(w, c);
-    else if (get && strcmp(path, "quality") == 0)
-        get_quality(w, c);
-    else if (get && strcmp(path, "profile") == 0)
-        get_profile(w, c);
-    else if (strncmp(path, "decisions", 9) == 0 && admin_decisions(w, c, path + 9))
-        return 1;
-    else if (get && strcmp(path, "residents") == 0)
-        wk_feed_get(w, c);
-    else if (strncmp(path, "chunks/", 7) == 0)
-        chunk_route(w, c, path + 7);
-    else if (post && strcmp(path, "segment") == 0)
-        wk_task_start(c, &(struct wk_work){.run = segment_run});
-    else
-        return wk_admin_tiers(w, c, path);
-    return 1;
+    wk_decisions_visit(w, gather_one, &g);
+    reply_decisions(c, g.out);
+}
+
+void wk_admin_decision(struct worker *w, struct wk_call *c, const char *id)
+{
+    struct gather g = {.out = json_array(), .id = id};
+
+    wk_decisions_visit(w, gather_one, &g);
+    if (json_array_size(g.out) > 0) {
+        reply_decisions(c, g.out);
+        return;
+    }
+    wk_refuse(c, API_DECISION_NOT_FOUND, "id",
+              "No decision of request '%.60s' among the last %d here.", id, (int)WK_DECISIONS_KEPT);
+    json_decref(g.out);
 }

@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static int tiers_run(struct wk_task *t)
+int wk_admin_tiers(struct wk_task *t)
 {
     buf_adds(&t->out, "{\"object\":\"list\",\"data\":[");
     wk_put_tiers(t->w, &t->out);
@@ -21,7 +21,7 @@ static int tiers_run(struct wk_task *t)
 }
 
 /* ---- what is asked for ---- */
-struct ask {
+struct wk_order {
     json_t *root;
     const char *tier; /* NULL = all */
     char ns[512];
@@ -33,11 +33,11 @@ static int refuse_order(struct wk_task *t, enum api_fault f, const char *param, 
     return api_err_set(&t->e, f, param, "%s", why);
 }
 
-static int ask_read(struct wk_task *t, struct ask *a)
+static int order_read(struct wk_task *t, struct wk_order *a)
 {
     const json_t *ns;
 
-    *a = (struct ask){0};
+    *a = (struct wk_order){0};
     if (t->body_len > 0) {
         int rc = api_load_object(t->body, t->body_len, &a->root, &t->e);
         if (rc < 0) return rc;
@@ -54,7 +54,7 @@ static int ask_read(struct wk_task *t, struct ask *a)
 }
 
 /* A number of bytes, or a text like "4GiB". */
-static int ask_bytes(struct wk_task *t, const struct ask *a, uint64_t *ret)
+static int order_bytes(struct wk_task *t, const struct wk_order *a, uint64_t *ret)
 {
     const json_t *v = json_object_get(a->root, "bytes");
 
@@ -67,10 +67,10 @@ static int ask_bytes(struct wk_task *t, const struct ask *a, uint64_t *ret)
                         "Invalid 'bytes': expected a size such as 4294967296 or \"4GiB\".");
 }
 
-static int need_tier(struct wk_task *t, const struct ask *a)
+static int need_tier(struct wk_task *t, const struct wk_order *a)
 {
     if (a->tier) return 0;
-    return refuse_order(t, API_MISSING_PARAMETER, "tier", "Missing required parameter: 'tier'.");
+    return api_missing(&t->e, "tier", "");
 }
 
 /* What a tier said about an order. */
@@ -92,7 +92,7 @@ static int order_result(struct wk_task *t, const char *what, int rc)
 }
 
 /* ---- orders ---- */
-static int do_clear(struct wk_task *t, const struct ask *a)
+int wk_order_clear(struct wk_task *t, const struct wk_order *a)
 {
     long n = store_clear(t->w->store, a->tier, a->has_ns ? a->ns : NULL, a->pinned);
 
@@ -115,19 +115,19 @@ static int resized(struct wk_task *t, const char *tier, int rc)
     return order_result(t, "size", rc);
 }
 
-static int do_resize(struct wk_task *t, const struct ask *a)
+int wk_order_resize(struct wk_task *t, const struct wk_order *a)
 {
     uint64_t bytes = 0;
     int rc = need_tier(t, a);
 
-    if (rc == 0) rc = ask_bytes(t, a, &bytes);
+    if (rc == 0) rc = order_bytes(t, a, &bytes);
     if (rc == 0) rc = resized(t, a->tier, store_resize(t->w->store, a->tier, bytes));
     return rc < 0 ? rc
                   : buf_addf(&t->out, "{\"tier\":\"%s\",\"capacity_bytes\":%llu}", a->tier,
                              (unsigned long long)bytes);
 }
 
-static int do_policy(struct wk_task *t, const struct ask *a)
+int wk_order_policy(struct wk_task *t, const struct wk_order *a)
 {
     const char *name = json_string_value(json_object_get(a->root, "policy"));
     enum evict_policy p = EVICT_LRU;
@@ -144,22 +144,20 @@ static int do_policy(struct wk_task *t, const struct ask *a)
                              evict_policy_name(p));
 }
 
-static int do_quota(struct wk_task *t, const struct ask *a)
+int wk_order_quota(struct wk_task *t, const struct wk_order *a)
 {
     uint64_t bytes = 0;
     int rc = need_tier(t, a);
 
-    if (rc == 0 && !a->has_ns)
-        rc = refuse_order(t, API_MISSING_PARAMETER, "namespace",
-                          "Missing required parameter: 'namespace'.");
-    if (rc == 0) rc = ask_bytes(t, a, &bytes);
+    if (rc == 0 && !a->has_ns) rc = api_missing(&t->e, "namespace", "");
+    if (rc == 0) rc = order_bytes(t, a, &bytes);
     if (rc == 0) rc = order_result(t, "quota", store_set_quota(t->w->store, a->tier, a->ns, bytes));
     return rc < 0 ? rc
                   : buf_addf(&t->out, "{\"tier\":\"%s\",\"quota_bytes\":%llu}", a->tier,
                              (unsigned long long)bytes);
 }
 
-static int do_verify(struct wk_task *t, const struct ask *a)
+int wk_order_verify(struct wk_task *t, const struct wk_order *a)
 {
     const char *id = json_string_value(json_object_get(a->root, "id"));
     struct store_verify v = {0};
@@ -178,7 +176,7 @@ static int do_verify(struct wk_task *t, const struct ask *a)
                              (unsigned long long)v.n_gone);
 }
 
-static int do_preload(struct wk_task *t, const struct ask *a)
+int wk_order_preload(struct wk_task *t, const struct wk_order *a)
 {
     const json_t *v = json_object_get(a->root, "count");
     size_t count =
@@ -208,7 +206,7 @@ static uint64_t n_lost(struct worker *w)
     return s.lost;
 }
 
-static int do_flush(struct wk_task *t, const struct ask *a)
+int wk_order_flush(struct wk_task *t, const struct wk_order *a)
 {
     const uint64_t most_ns = 60ull * 1000000000; /* chosen: an operator waits that long */
     int rc = store_flush(t->w->store, clock_ns() + most_ns);
@@ -221,36 +219,13 @@ static int do_flush(struct wk_task *t, const struct ask *a)
                     (unsigned long long)(lost - told));
 }
 
-static const struct order {
-    const char *path;
-    int (*run)(struct wk_task *t, const struct ask *a);
-} orders[] = {{"clear", do_clear},       {"tiers/resize", do_resize},   {"tiers/policy", do_policy},
-              {"tiers/quota", do_quota}, {"tiers/preload", do_preload}, {"verify", do_verify},
-              {"flush", do_flush}};
-
-static int order_run(struct wk_task *t)
+int wk_order_run(struct wk_task *t)
 {
-    const struct order *o = t->work.data;
-    struct ask a;
-    int rc = ask_read(t, &a);
+    const struct wk_route *r = t->work.data;
+    struct wk_order a;
+    int rc = order_read(t, &a);
 
-    if (rc >= 0) rc = o->run(t, &a);
+    if (rc >= 0) rc = r->order(t, &a);
     json_decref(a.root);
     return rc;
-}
-
-int wk_admin_tiers(struct worker *w, struct wk_call *c, const char *path)
-{
-    const char *method = c->r->msg.method;
-
-    if (strcmp(method, "GET") == 0 && strcmp(path, "tiers") == 0) {
-        wk_task_start(c, &(struct wk_work){.run = tiers_run});
-        return 1;
-    }
-    for (size_t i = 0; i < sizeof orders / sizeof *orders; i++)
-        if (strcmp(method, "POST") == 0 && strcmp(path, orders[i].path) == 0) {
-            wk_task_start(c, &(struct wk_work){.run = order_run, .data = &orders[i]});
-            return 1;
-        }
-    return 0;
 }

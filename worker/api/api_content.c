@@ -97,9 +97,7 @@ static int parse_message(struct api_req *r, const json_t *v, size_t i, struct ap
     if (!json_is_object(v)) return bad_value(e, where, "a message must be an object");
     role = json_object_get(v, "role");
     (void)snprintf(where, sizeof where, "messages[%zu].role", i);
-    if (!json_is_string(role))
-        return api_err_set(e, API_MISSING_PARAMETER, where, "Missing required parameter: '%s'.",
-                           where);
+    if (!json_is_string(role)) return api_missing(e, where, "");
     m->role = json_string_value(role);
     for (size_t k = 0; k < sizeof roles / sizeof *roles; k++)
         known |= strcmp(m->role, roles[k]) == 0;
@@ -113,9 +111,7 @@ static int parse_message(struct api_req *r, const json_t *v, size_t i, struct ap
     content = json_object_get(v, "content");
     if (json_is_array(content)) return join_parts(r, content, where, m, e);
     if (!content || json_is_null(content)) { /* an assistant message that only called tools */
-        if (strcmp(m->role, "assistant") != 0)
-            return api_err_set(e, API_MISSING_PARAMETER, where, "Missing required parameter: '%s'.",
-                               where);
+        if (strcmp(m->role, "assistant") != 0) return api_missing(e, where, "");
         m->text = "";
         return 0;
     }
@@ -132,9 +128,7 @@ int api_parse_messages(struct api_req *r, struct api_err *e)
     const json_t *v = api_field(r->root, "messages");
     size_t n = json_array_size(v);
 
-    if (!v)
-        return api_err_set(e, API_MISSING_PARAMETER, "messages",
-                           "Missing required parameter: 'messages'.");
+    if (!v) return api_missing(e, "messages", "");
     if (!json_is_array(v))
         return api_err_set(e, API_INVALID_TYPE, "messages",
                            "Invalid type for 'messages': expected an array of objects.");

@@ -39,6 +39,12 @@ int api_err_set(struct api_err *e, enum api_fault f, const char *param, const ch
     return rc;
 }
 
+int api_missing(struct api_err *e, const char *param, const char *what)
+{
+    return api_err_set(e, API_MISSING_PARAMETER, param, "Missing required parameter: '%s'%s.",
+                       param, what);
+}
+
 int api_no_memory(struct api_err *e)
 {
     (void)api_err_set(e, API_INTERNAL_ERROR, NULL, "Out of memory.");

@@ -78,7 +78,8 @@ int api_err_set(struct api_err *e, enum api_fault f, const char *param, const ch
     __attribute__((format(printf, 4, 5)));
 int api_err_setv(struct api_err *e, enum api_fault f, const char *param, const char *fmt,
                  va_list ap);
-int api_no_memory(struct api_err *e);    /* 500; returns -ENOMEM */
+int api_missing(struct api_err *e, const char *param, const char *what); /* what: behind the name */
+int api_no_memory(struct api_err *e);                                    /* 500; returns -ENOMEM */
 enum api_fault api_fault_of(int status); /* that the HTTP layer answers with */
 /* {"error":{"message","type","param","code"}} */
 void api_put_error(struct buf *out, const struct api_err *e);

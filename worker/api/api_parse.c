@@ -303,9 +303,7 @@ static int parse_prompts(struct api_req *r, const struct api_limits *lim, struct
     const json_t *v = api_field(r->root, "prompt");
     const bool many = json_is_array(v) && !json_is_integer(json_array_get(v, 0));
 
-    if (!v)
-        return api_err_set(e, API_MISSING_PARAMETER, "prompt",
-                           "Missing required parameter: 'prompt'.");
+    if (!v) return api_missing(e, "prompt", "");
     r->n_msg = many ? json_array_size(v) : 1;
     if (r->n_msg == 0)
         return api_err_set(e, API_EMPTY_ARRAY, "prompt",

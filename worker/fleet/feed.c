@@ -92,7 +92,7 @@ static void reader_closed(void *owner, bool aborted)
     mem_free(x);
 }
 
-void wk_feed_get(struct worker *w, struct wk_call *c)
+void wk_feed_get(struct worker *w, struct wk_call *c, const char *rest)
 {
     char load[24];
     const struct wanted a = {.epoch = query_number(c, "epoch", 16),
@@ -102,7 +102,6 @@ void wk_feed_get(struct worker *w, struct wk_call *c)
     uint64_t wait_ms = query_number(c, "wait_ms", 10);
     struct wk_reader *x;
 
-    c->route = "residents";
     w->fleet.read_ns = clock_ns();
     if (wait_ms == 0 || is_news(w, &a)) {
         answer_reader(w, c, &a);

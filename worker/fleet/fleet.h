@@ -26,7 +26,7 @@ struct wk_fleet {
 };
 
 /* ---- feed.c: GET /admin/residents; loop ---- */
-void wk_feed_get(struct worker *w, struct wk_call *c);
+void wk_feed_get(struct worker *w, struct wk_call *c, const char *rest);
 void wk_feed_tick(struct worker *w); /* every 250 ms, with a store */
 void wk_feed_load(struct worker *w); /* answers the readers that wait for news of the load */
 void wk_feed_note(struct worker *w, const struct wk_prompt *p); /* any thread */

@@ -50,9 +50,7 @@ static int tokenize_text(struct wk_task *t, const json_t *root)
     int rc;
 
     if (!is_content) v = json_object_get(root, "prompt");
-    if (!json_is_string(v))
-        return api_err_set(&t->e, API_MISSING_PARAMETER, "content",
-                           "Missing required parameter: 'content', 'prompt' or 'messages'.");
+    if (!json_is_string(v)) return api_missing(&t->e, "content", ", 'prompt' or 'messages'");
     struct tok_piece p = {json_string_value(v), json_string_length(v),
                           flag(root, "parse_special", "", 0)};
     rc = tok_encode(t->w->tok, &p, 1,
@@ -87,9 +85,7 @@ int wk_detokenize(struct wk_task *t)
 
     if (rc < 0) return rc;
     v = json_object_get(root, "tokens");
-    if (!json_is_array(v))
-        rc = api_err_set(&t->e, API_MISSING_PARAMETER, "tokens",
-                         "Missing required parameter: 'tokens', an array of token ids.");
+    if (!json_is_array(v)) rc = api_missing(&t->e, "tokens", ", an array of token ids");
     for (size_t i = 0; rc >= 0 && i < json_array_size(v); i++) {
         const json_t *x = json_array_get(v, i);
         json_int_t id = json_is_integer(x) ? json_integer_value(x) : -1;

@@ -124,8 +124,7 @@ static int warmup_run(struct wk_task *t)
     }
     wk_namespaces_note(t->w->namespaces, s->ns);
     if (!json_is_array(list) || json_array_size(list) == 0)
-        rc = api_err_set(&t->e, API_MISSING_PARAMETER, "texts",
-                         "Missing required parameter: 'texts', an array of texts.");
+        rc = api_missing(&t->e, "texts", ", an array of texts");
     else if (json_array_size(list) > WK_BUILDS_MAX)
         rc = api_err_set(&t->e, API_ARRAY_TOO_LONG, "texts",
                          "Invalid 'texts': at most %d texts are allowed.", WK_BUILDS_MAX);
