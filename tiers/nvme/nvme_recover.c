@@ -159,9 +159,7 @@ static int allocate(struct nvme *n, uint64_t bytes, struct err *err)
     if (n->is_block) return 0;
     int r = room(n, bytes, err);
     if (r < 0) return r;
-    do {
-        r = fallocate(n->fd, 0, 0, (off_t)bytes) < 0 ? -errno : 0;
-    } while (r == -EINTR);
+    r = TEMP_FAILURE_RETRY(fallocate(n->fd, 0, 0, (off_t)bytes)) < 0 ? -errno : 0;
     if (r == -EOPNOTSUPP) {
         n->degraded |= NVME_DEGRADED_SPARSE;
         if (fstat(n->fd, &st) == 0 && (uint64_t)st.st_size >= bytes) return 0;

@@ -290,7 +290,6 @@ static void extent_release(struct nvme_space *s, struct nvme_extent *e)
     if (e->in_avail) TAILQ_REMOVE(&e->class->avail, e, avail_link);
     if (e->in_dirty) TAILQ_REMOVE(&s->dirty, e, dirty_link);
     e->in_avail = e->in_dirty = false;
-    e->class->n_extents--;
     e->class->n_slots -= e->n_slots;
     class_resized(e->class);
     mem_free(e->slot);
@@ -340,7 +339,6 @@ static int extent_assign(struct nvme_space *s, struct nvme_extent *e, struct nvm
         slot[i].extent = e;
         TAILQ_INSERT_TAIL(&e->free, &slot[i], link);
     }
-    c->n_extents++;
     c->n_slots += n;
     class_resized(c);
     s->n_free_extents--;
@@ -359,23 +357,19 @@ int nvme_space_assign(struct nvme_space *s, uint32_t extent, uint32_t slot_pages
     return r < 0 ? r : extent_assign(s, s->extent[extent], class, epoch);
 }
 
-static bool may_go(void *ctx, const struct evict_node *n)
-{
-    (void)ctx;
-    return ((const struct nvme_slot *)n)->refs == 0;
-}
-
-static bool may_go_of_ns(void *ctx, const struct evict_node *n)
-{
-    const struct nvme_slot *slot = (const struct nvme_slot *)n;
-    return slot->refs == 0 && slot->ns_hash == *(uint64_t *)ctx;
-}
 static_assert(offsetof(struct nvme_slot, node) == 0, "a node is its slot");
 
-/* chosen: how many nodes that are in use a search passes; at most the queue's ops use any. */
-static struct nvme_slot *coldest(struct nvme_class *c, const struct tier_key *incoming)
+static bool may_go(void *ns_hash, const struct evict_node *n)
 {
-    return (struct nvme_slot *)evict_victim(c->evict, incoming, may_go, NULL, 0);
+    const struct nvme_slot *slot = (const struct nvme_slot *)n;
+    return slot->refs == 0 && (!ns_hash || slot->ns_hash == *(const uint64_t *)ns_hash);
+}
+
+/* The class's next to go, of the namespace if one is given. */
+static struct nvme_slot *coldest(struct nvme_class *c, const struct tier_key *incoming,
+                                 uint64_t *ns_hash)
+{
+    return (struct nvme_slot *)evict_victim(c->evict, incoming, may_go, ns_hash, 0);
 }
 
 /* Drop all records of the extent. False, with nothing done, if something in it is in use. */
@@ -414,7 +408,7 @@ static struct nvme_extent *extent_steal(struct nvme_space *s, const struct nvme_
         unsigned at = 0;
         for (unsigned c = 0; c < NVME_CLASSES; c++) {
             if (tried[c] || !s->class[c] || s->class[c] == mine) continue;
-            struct nvme_slot *v = coldest(s->class[c], NULL);
+            struct nvme_slot *v = coldest(s->class[c], NULL, NULL);
             if (!v || v->used_ms > before_ms) continue;
             if (oldest && oldest->used_ms <= v->used_ms) continue;
             oldest = v;
@@ -443,12 +437,9 @@ static bool quota_room(struct nvme_space *s, struct nvme_class *mine, uint64_t n
     uint64_t over = quota_over(&s->quota, ns, bytes);
     if (over == UINT64_MAX) return false;
     while (over > 0) {
-        struct nvme_slot *v = NULL;
-        if (mine) v = (struct nvme_slot *)evict_victim(mine->evict, NULL, may_go_of_ns, &ns, 0);
+        struct nvme_slot *v = mine ? coldest(mine, NULL, &ns) : NULL;
         for (unsigned c = 0; !v && c < NVME_CLASSES; c++)
-            if (s->class[c])
-                v = (struct nvme_slot *)evict_victim(s->class[c] -> evict, NULL, may_go_of_ns, &ns,
-                                                     0);
+            if (s->class[c]) v = coldest(s->class[c], NULL, &ns);
         if (!v) return false;
         nvme_space_drop(s, v, true);
         over = quota_over(&s->quota, ns, bytes);
@@ -467,7 +458,7 @@ static int slot_make(struct nvme_space *s, struct nvme_class *c, const struct ti
     }
     if (c->n_cleaning > 0) return -EAGAIN; /* one is as good as free */
     struct nvme_extent *e = extent_spare(s);
-    struct nvme_slot *own = e ? NULL : coldest(c, k);
+    struct nvme_slot *own = e ? NULL : coldest(c, k, NULL);
     if (!e) {
         uint64_t before = UINT64_MAX;
         if (own) {
@@ -632,7 +623,7 @@ uint64_t nvme_space_tail_ms(struct nvme_space *s)
 {
     uint64_t oldest = 0;
     for (unsigned c = 0; c < NVME_CLASSES; c++) {
-        struct nvme_slot *v = s->class[c] ? coldest(s->class[c], NULL) : NULL;
+        struct nvme_slot *v = s->class[c] ? coldest(s->class[c], NULL, NULL) : NULL;
         if (v && (oldest == 0 || v->used_ms < oldest)) oldest = v->used_ms;
     }
     return oldest;

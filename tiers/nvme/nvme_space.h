@@ -31,7 +31,7 @@ struct nvme_slot {
 };
 TAILQ_HEAD(nvme_slots, nvme_slot);
 struct nvme_class {
-    uint32_t slot_pages, n_extents, n_slots, n_cleaning;
+    uint32_t slot_pages, n_slots, n_cleaning;
     struct evict *evict;
     TAILQ_HEAD(, nvme_extent) avail; /* extents with free or dirty slots */
 };
