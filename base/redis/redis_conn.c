@@ -134,10 +134,7 @@ static ssize_t conn_readv(struct redis_conn *c, struct iovec *v, int n)
         int r = SSL_read(c->ssl, v[0].iov_base, len);
         return r > 0 ? r : tls_result(c, r);
     }
-    ssize_t r;
-    do
-        r = readv(c->fd, v, n);
-    while (r < 0 && errno == EINTR);
+    ssize_t r = TEMP_FAILURE_RETRY(readv(c->fd, v, n));
     if (r == 0) return -ECONNRESET;
     return r < 0 ? -errno : r;
 }
@@ -151,10 +148,7 @@ static ssize_t conn_writev(struct redis_conn *c, struct iovec *v, int n)
         return r > 0 ? r : tls_result(c, r);
     }
     struct msghdr m = {.msg_iov = v, .msg_iovlen = (size_t)n};
-    ssize_t r;
-    do
-        r = sendmsg(c->fd, &m, MSG_NOSIGNAL);
-    while (r < 0 && errno == EINTR);
+    ssize_t r = TEMP_FAILURE_RETRY(sendmsg(c->fd, &m, MSG_NOSIGNAL));
     return r < 0 ? -errno : r;
 }
 

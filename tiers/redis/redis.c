@@ -161,22 +161,23 @@ static void *thread_main(void *arg)
         }
         if (!take_inbox(t)) break;
         if (t->now_ns >= tick_ns) {
-            redis_expire(t);
+            redis_end_ops(t, 0);
             redis_net_tick(t);
             tick_ns = t->now_ns + TICK_BUSY_MS * 1000000ull / 2;
         }
         /* What ends may begin something else: until nothing changes. */
-        for (int round = 0; round < 8 && (t->dirty || redis_net_doomed(t)); round++) {
+        for (int round = 0; round < 8; round++) {
             redis_net_reap(t);
+            if (!t->dirty) break;
             t->dirty = false;
             redis_pump(t);
         }
         redis_net_flush(t);
     }
     redis_net_close(t);
-    redis_fail_all(t, -ECANCELED);
+    redis_end_ops(t, -ECANCELED);
     while (take_inbox(t), redis_any_waiting(t)) /* what the last callbacks submitted */
-        redis_fail_all(t, -ECANCELED);
+        redis_end_ops(t, -ECANCELED);
     return NULL;
 }
 

@@ -161,9 +161,9 @@ int redis_submit(struct redis_tier *t, struct rop *r);
 void redis_rop_end(struct redis_tier *t, struct rop *r, int status); /* thread; frees */
 
 /* redis_op.c */
-void redis_pump(struct redis_tier *t);   /* send whatever may go */
-void redis_expire(struct redis_tier *t); /* deadlines */
-void redis_fail_all(struct redis_tier *t, int status);
+void redis_pump(struct redis_tier *t); /* send whatever may go */
+/* All of them; status 0: those past their deadline. */
+void redis_end_ops(struct redis_tier *t, int status);
 bool redis_any_waiting(const struct redis_tier *t);
 /* One command about a key (its place is argv[1]) that is not waited for; may be lost. */
 void redis_text(struct redis_tier *t, const struct tier_key *k, enum tier_prio prio, int argc,
@@ -171,9 +171,8 @@ void redis_text(struct redis_tier *t, const struct tier_key *k, enum tier_prio p
 
 /* redis_net.c */
 int redis_net_init(struct redis_tier *t, struct err *err);
-void redis_net_tick(struct redis_tier *t);   /* connects, probes, refreshes; every few ms */
-bool redis_net_doomed(struct redis_tier *t); /* something is to be reaped */
-void redis_net_reap(struct redis_tier *t);
+void redis_net_tick(struct redis_tier *t); /* connects, probes, refreshes; every few ms */
+void redis_net_reap(struct redis_tier *t); /* what is doomed is closed, and the tier dirty */
 void redis_net_flush(struct redis_tier *t);
 bool redis_net_busy(struct redis_tier *t); /* waits for something with a short deadline */
 void redis_net_close(struct redis_tier *t);

@@ -129,14 +129,6 @@ struct node *redis_node_at(struct redis_tier *t, const struct redis_addr *a)
 
 /* ---- breakers ---- */
 
-static void went_down(struct node *n)
-{
-    n->probing = false;
-    close_all(n, -EIO);
-    redis_net_refresh(n->t);
-    n->t->dirty = true;
-}
-
 void redis_node_report(struct node *n, enum breaker_result r, uint64_t began_ns)
 {
     enum breaker_state before = n->breaker.state;
@@ -160,7 +152,10 @@ static void connect_failed(struct node *n, int status, const char *why)
         /* Nothing is left: no need to let ops find that out one by one. */
         for (int i = 0; i < 20 && n->breaker.state == BREAKER_CLOSED; i++)
             breaker_report(&n->breaker, r, n->t->now_ns, n->t->now_ns);
-        went_down(n);
+        n->probing = false;
+        close_all(n, -EIO);
+        redis_net_refresh(n->t);
+        n->t->dirty = true;
     } else {
         n->backoff_ns = n->backoff_ns ? 2 * n->backoff_ns : BACKOFF_MIN_NS;
         if (n->backoff_ns > BACKOFF_MAX_NS) n->backoff_ns = BACKOFF_MAX_NS;
@@ -203,14 +198,18 @@ static void understood(struct redis_tier *t)
     publish(t);
 }
 
+static void set_master(struct redis_tier *t, const struct redis_addr *a)
+{
+    if (redis_topo_set_master(&t->topo, a) >= 0 && follow_topology(t) == 0) understood(t);
+}
+
 static void check_server(struct node *n)
 {
     struct redis_tier *t = n->t;
     struct err e;
     int s = redis_topo_check(&t->url, &n->info, &e);
-    if (s == 0 && redis_topo_set_master(&t->topo, &endpoint(n)->addr) >= 0 &&
-        follow_topology(t) == 0) {
-        understood(t);
+    if (s == 0) {
+        set_master(t, &endpoint(n)->addr);
     } else if (s == 1) {
         t->want_map = true;
     } else if (s < 0) {
@@ -278,11 +277,6 @@ static void ask_for_map(struct redis_tier *t)
 }
 
 /* ---- sentinels ---- */
-
-static void set_master(struct redis_tier *t, const struct redis_addr *a)
-{
-    if (redis_topo_set_master(&t->topo, a) >= 0 && follow_topology(t) == 0) understood(t);
-}
 
 static void master_reply(struct redis_cmd *c, redisReply *r)
 {
@@ -481,15 +475,6 @@ static void reap_node(struct node *n)
     }
 }
 
-bool redis_net_doomed(struct redis_tier *t)
-{
-    for (unsigned k = 0; k < t->topo.n; k++)
-        for (unsigned i = 0; t->node[k] && i < t->o.connections; i++)
-            if (t->node[k]->conn[i].doom && t->node[k]->conn[i].state != REDIS_CONN_CLOSED)
-                return true;
-    return false;
-}
-
 void redis_net_reap(struct redis_tier *t)
 {
     for (unsigned i = 0; i < t->topo.n; i++)
@@ -602,7 +587,7 @@ void redis_net_tick(struct redis_tier *t)
     ask_for_map(t);
     if (t->watch.conn) watch_tick(t);
     publish(t);
-    if (!atomic_load_explicit(&t->usable, memory_order_relaxed)) redis_fail_all(t, -EIO);
+    if (!atomic_load_explicit(&t->usable, memory_order_relaxed)) redis_end_ops(t, -EIO);
 }
 
 int redis_net_init(struct redis_tier *t, struct err *err)

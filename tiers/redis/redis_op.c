@@ -678,25 +678,19 @@ static void doom_carriers(struct redis_tier *t, const struct rop *r)
     }
 }
 
-void redis_expire(struct redis_tier *t)
+void redis_end_ops(struct redis_tier *t, int status)
 {
-    for (int p = 0; p < TIER_PRIO_COUNT; p++) {
-        struct rop *r, *next;
-        for (r = TAILQ_FIRST(&t->active[p]); r; r = next) {
+    for (int i = 0; i < 2 * TIER_PRIO_COUNT; i++) {
+        struct rop_list *l = i % 2 ? &t->waiting[i / 2] : &t->active[i / 2];
+        for (struct rop *r = TAILQ_FIRST(l), *next; r; r = next) {
             next = TAILQ_NEXT(r, link);
             if (r->not_before_ns && r->not_before_ns <= t->now_ns) t->dirty = true;
-            if (!r->deadline_ns || t->now_ns < r->deadline_ns) continue;
-            fail_op(r, -ETIMEDOUT);
-            if (r->in_flight > 0)
-                doom_carriers(t, r);
-            else
+            if (!status && (!r->deadline_ns || t->now_ns < r->deadline_ns)) continue;
+            fail_op(r, status ? status : -ETIMEDOUT);
+            if (r->in_flight == 0)
                 end_op(t, r);
-        }
-        for (r = TAILQ_FIRST(&t->waiting[p]); r; r = next) {
-            next = TAILQ_NEXT(r, link);
-            if (!r->deadline_ns || t->now_ns < r->deadline_ns) continue;
-            fail_op(r, -ETIMEDOUT);
-            end_op(t, r);
+            else if (!status)
+                doom_carriers(t, r);
         }
     }
 }
@@ -706,20 +700,4 @@ bool redis_any_waiting(const struct redis_tier *t)
     for (int p = 0; p < TIER_PRIO_COUNT; p++)
         if (!TAILQ_EMPTY(&t->waiting[p]) || !TAILQ_EMPTY(&t->active[p])) return true;
     return false;
-}
-
-void redis_fail_all(struct redis_tier *t, int status)
-{
-    for (int p = 0; p < TIER_PRIO_COUNT; p++) {
-        struct rop *r, *next;
-        for (r = TAILQ_FIRST(&t->active[p]); r; r = next) {
-            next = TAILQ_NEXT(r, link);
-            fail_op(r, status);
-            if (r->in_flight == 0) end_op(t, r);
-        }
-        while ((r = TAILQ_FIRST(&t->waiting[p]))) {
-            fail_op(r, status);
-            end_op(t, r);
-        }
-    }
 }
