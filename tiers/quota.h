@@ -17,9 +17,9 @@
 
 enum { QUOTA_NAMESPACES_MAX = 256 };
 struct quota {
-    struct quota_cell { /* open addressing; cap 0 = empty */
+    struct quota_cell {
         uint64_t ns_hash, cap_bytes, used_bytes;
-    } cell[2 * QUOTA_NAMESPACES_MAX];
+    } cell[QUOTA_NAMESPACES_MAX]; /* [n], then zeros */
     size_t n;
     uint64_t rest_bytes; /* of namespaces without a cap */
 };
@@ -28,7 +28,7 @@ struct quota {
 int quota_set(struct quota *q, uint64_t ns_hash, uint64_t cap_bytes, uint64_t used_bytes);
 /* Bytes that must go before `bytes` more fit under the cap; 0 = they fit, or there is no cap.
  * UINT64_MAX: more than the cap as a whole, nothing would help. `bytes` 0: what it is over now. */
-uint64_t quota_over(const struct quota *q, uint64_t ns_hash, uint64_t bytes);
+uint64_t quota_over(struct quota *q, uint64_t ns_hash, uint64_t bytes);
 void quota_charge(struct quota *q, uint64_t ns_hash, uint64_t bytes);
 void quota_refund(struct quota *q, uint64_t ns_hash, uint64_t bytes);
 

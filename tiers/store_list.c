@@ -118,26 +118,30 @@ static int listing_merge(struct listing *l)
     return 0;
 }
 
-static int list_all(struct store *s, struct listing *l)
+static int list_ram(struct store *s, struct listing *l)
 {
+    int r = 0;
     pthread_mutex_lock(&s->m);
-    for (struct entry_link *at = s->all.next; at != &s->all; at = at->next) {
+    for (struct entry_link *at = s->all.next; at != &s->all && r == 0; at = at->next) {
         const struct entry *e = LINK_ENTRY(at, all);
         if (e->state == ENTRY_LOADING || e->state == ENTRY_DEAD) continue; /* its tier lists it */
         struct store_info *i = listing_add(l);
-        if (!i) {
-            pthread_mutex_unlock(&s->m);
-            return -ENOMEM;
-        }
-        *i = info_of(s, e);
+        if (i) *i = info_of(s, e);
+        r = i ? 0 : -ENOMEM;
     }
     pthread_mutex_unlock(&s->m);
-    for (size_t i = 0; i < s->n_tiers; i++) {
+    return r;
+}
+
+static int list_all(struct store *s, struct listing *l)
+{
+    int r = list_ram(s, l);
+    for (size_t i = 0; i < s->n_tiers && r >= 0; i++) {
         struct tier *t = s->tier[i].t;
         l->tier = t->name;
-        int r = t->shared ? 0 : t->ops->scan(t, list_tier, l);
-        if (r < 0) return r;
+        if (!t->shared) r = t->ops->scan(t, list_tier, l);
     }
+    if (r < 0) return r;
     return s->n_tiers || l->only ? listing_merge(l) : 0;
 }
 
@@ -331,39 +335,22 @@ static int verify_one(struct store *s, const struct tier_key *k, const char *tie
     return bad;
 }
 
-/* A snapshot of the keys, as reading takes its time. */
-static int verify_all_ram(struct store *s, struct store_verify *v)
+/* Of RAM (t NULL) or a tier, by a snapshot, as reading takes its time. A copy that cannot be read
+ * does not hide what the others are like; a tier that hangs ends it. */
+static int verify_all(struct store *s, struct store_tier *t, struct store_verify *v)
 {
     struct listing l = {.tier = ""};
-    uint32_t n;
-    int r = 0;
-    pthread_mutex_lock(&s->m);
-    for (struct entry_link *at = s->all.next; at != &s->all && r == 0; at = at->next) {
-        const struct entry *e = LINK_ENTRY(at, all);
-        if (e->state != ENTRY_READY) continue;
-        struct store_info *i = listing_add(&l);
-        if (i) i->key = e->desc.key;
-        r = i ? 0 : -ENOMEM;
-    }
-    pthread_mutex_unlock(&s->m);
-    for (size_t i = 0; i < l.n && r == 0; i++)
-        r = s->interrupted ? -ECANCELED : verify_count(v, verify_ram(s, &l.info[i].key, &n));
-    mem_free(l.info);
-    return r;
-}
-
-/* A copy that cannot be read does not hide what the others are like; a tier that hangs ends it. */
-static int verify_all_tier(struct store *s, struct store_tier *t, struct store_verify *v)
-{
-    struct listing l = {.tier = ""};
-    int bad = t->t->ops->scan(t->t, list_tier, &l);
+    int bad = t ? t->t->ops->scan(t->t, list_tier, &l) : list_ram(s, &l);
     for (size_t i = 0; i < l.n && bad != -ETIMEDOUT; i++) {
         const struct store_info *at = &l.info[i];
+        uint32_t n;
         if (s->interrupted) {
             bad = -ECANCELED;
             break;
         }
-        int r = verify_count(v, verify_tier(s, t, &at->key, at->n_tokens));
+        if (at->building) continue;
+        int r = t ? verify_tier(s, t, &at->key, at->n_tokens) : verify_ram(s, &at->key, &n);
+        r = verify_count(v, r);
         if (r < 0) bad = r;
     }
     mem_free(l.info);
@@ -382,11 +369,11 @@ int store_verify(struct store *s, const struct tier_key *k, const char *tier,
     if (!tier_known(s, tier)) return -EINVAL;
     *ret = (struct store_verify){0};
     if (k) return verify_one(s, k, tier, ret);
-    if (ram_meant(tier)) bad = verify_all_ram(s, ret);
+    if (ram_meant(tier)) bad = verify_all(s, NULL, ret);
     for (size_t i = 0; i < s->n_tiers; i++) {
         struct store_tier *t = &s->tier[i];
         if (!tier_meant(t, tier) || (!tier && t->t->shared)) continue;
-        int r = verify_all_tier(s, t, ret);
+        int r = verify_all(s, t, ret);
         if (r < 0) bad = r;
     }
     return bad;

@@ -90,28 +90,31 @@ void side_fini(struct store *s)
 
 /* ---- keeping and dropping ---- */
 
-static bool known(struct sides *t, const struct tier_key *k)
+/* In use, if it is there; `hold`: with a reference. */
+static struct side *side_use(struct sides *t, const struct tier_key *k, bool hold)
 {
     pthread_mutex_lock(&t->m);
     struct side *d = side_find(t, k);
     if (d) {
+        d->refs += hold;
+        t->hits += hold;
         link_remove(&d->lru);
         link_insert_after(&t->lru, &d->lru);
     }
     pthread_mutex_unlock(&t->m);
-    return d != NULL;
+    return d;
 }
 
 void side_used(struct store *s, const struct tier_key *k)
 {
-    if (s->sides.layer) (void)known(&s->sides, k);
+    if (s->sides.layer) (void)side_use(&s->sides, k, false);
 }
 
 void side_keep(struct store *s, const struct entry *e)
 {
     struct sides *t = &s->sides;
     const struct record_layout *l = &e->layout;
-    if (!t->layer || e->desc.kind != TIER_CHUNK || known(t, &e->desc.key)) return;
+    if (!t->layer || e->desc.kind != TIER_CHUNK || side_use(t, &e->desc.key, false)) return;
     uint64_t bytes = l->group_bytes / 2, cost = sizeof(struct side) + bytes + SIDE_HEAP_OVERHEAD;
     if (group_check(s, e, t->layer - 1) < 0) return; /* a reader will find it out */
     struct side *d = NULL;
@@ -177,20 +180,6 @@ void side_unref(struct store *s, struct side *d)
     pthread_mutex_unlock(&t->m);
 }
 
-static struct side *side_ref(struct sides *t, const struct tier_key *k)
-{
-    pthread_mutex_lock(&t->m);
-    struct side *d = side_find(t, k);
-    if (d) {
-        d->refs++;
-        t->hits++;
-        link_remove(&d->lru);
-        link_insert_after(&t->lru, &d->lru);
-    }
-    pthread_mutex_unlock(&t->m);
-    return d;
-}
-
 int store_pin_side(struct store_pin *p, unsigned layer, const void **ret_k,
                    enum kn_dtype *ret_dtype)
 {
@@ -199,7 +188,7 @@ int store_pin_side(struct store_pin *p, unsigned layer, const void **ret_k,
     struct store *s = e->store;
     if (!s->sides.layer || layer != s->sides.layer || !p->settled) return 0;
     if (!p->side) {
-        struct side *d = side_ref(&s->sides, &e->desc.key);
+        struct side *d = side_use(&s->sides, &e->desc.key, true);
         if (!d) return 0;
         const uint8_t *tok = e->part[0] + e->layout.token_off;
         bool ours = d->tok_hash == record_bytes_hash(tok, 4ull * e->desc.n_tokens);

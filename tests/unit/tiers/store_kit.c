@@ -178,7 +178,7 @@ void kit_empty(struct store *s)
         loading += s->tier[i].inflight_bytes;
     uint64_t left = s->leaving_bytes + s->n_queued + s->n_writes + s->stats.pinned_bytes;
     uint64_t charged = s->quota.rest_bytes;
-    for (size_t i = 0; i < 2 * QUOTA_NAMESPACES_MAX; i++)
+    for (size_t i = 0; i < QUOTA_NAMESPACES_MAX; i++)
         charged += s->quota.cell[i].used_bytes;
     pthread_mutex_unlock(&s->m);
     ASSERT_EQ(held, 0);

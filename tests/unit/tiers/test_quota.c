@@ -60,7 +60,7 @@ TEST(the_table_is_full_at_its_limit)
     ASSERT_OK(quota_set(&q, 7, 10, 0));
 }
 
-/* Against plain arrays, with so many namespaces that runs of cells form and break up. */
+/* Against plain arrays, with so many namespaces that cells come and go. */
 TEST(accounts_agree_with_arrays)
 {
     enum { NAMESPACES = 300 };

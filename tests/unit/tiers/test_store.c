@@ -189,7 +189,7 @@ TEST(claims_are_single_flight)
 
 TEST(lru_order_and_refusal_without_eviction)
 {
-    struct store *s = open_store(76 << 10); /* room for four of the smallest records */
+    struct store *s = open_store(70 << 10); /* room for four of the smallest records */
     struct store_pin *p[8];
     enum store_miss why;
     int n = 0;
