@@ -1,19 +1,28 @@
 /* Which backend a device is of. */
 #include "kernels/kn_int.h"
 
-#include "kernels/module.h"
-
+#include <dlfcn.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
+/* What needs CUDA's libraries is in a library apart, loaded when it is asked for, so that nothing
+ * else links with them; it stays loaded. */
 static int create_apart(const struct kn_dev_opts *o, const char *kind, int index,
                         struct kn_dev **ret_dev, struct err *err)
 {
     typedef int (*create_fn)(const struct kn_dev_opts *, const char *, int, struct kn_dev **,
                              struct err *);
     create_fn create;
-    int r = kn_module_find(kind, "kn_cuda_create", (void **)&create, err);
-    return r < 0 ? r : create(o, kind, index, ret_dev, err);
+    const char *dir = getenv("KVBLEND_KERNELS_DIR");
+    char path[4096];
+    (void)snprintf(path, sizeof path, "%s/libkn_%s.so", dir && *dir ? dir : KN_MODULE_DIR, kind);
+    void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!lib)
+        return err_set(err, -ENOTSUP, "device \"%s\" is not available: %.150s", kind, dlerror());
+    *(void **)&create = dlsym(lib, "kn_cuda_create");
+    if (!create) return err_set(err, -ENOTSUP, "%.200s is no backend", path);
+    return create(o, kind, index, ret_dev, err);
 }
 
 /* The device's options, with weights of 16 bits said as arithmetic. */

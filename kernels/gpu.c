@@ -2,15 +2,6 @@
 
 #include "base/assert.h"
 #include "kernels/gpu_int.h"
-#include "kernels/module.h"
-
-int gpu_open(int index, struct gpu **ret, struct err *err)
-{
-    int (*open)(int, struct gpu **, struct err *);
-    if (kn_module_find("cuda", "kn_cuda_gpu_open", (void **)&open, err) == 0)
-        return open(index, ret, err);
-    return err_set(err, -ENOTSUP, "CUDA is not available");
-}
 
 void gpu_close(struct gpu *g)
 {

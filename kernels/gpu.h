@@ -4,7 +4,7 @@
  * queued on a stream runs in order and later: the memory of a copy belongs to it until an event
  * recorded behind it has fired. Streams are ordered among each other by the host alone. A device
  * pointer must not be followed by the host.
- * Life cycle: gpu_open() → gpu_alloc(), gpu_stream_create(), gpu_event_create() → copies, events →
+ * Life cycle: kn_dev_gpu() → gpu_alloc(), gpu_stream_create(), gpu_event_create() → copies, events →
  * destroy them → gpu_close(). Once the device has failed, everything says -EIO for ever; what is
  * released is released all the same.
  * Errors: -ENODEV no such device, -ENOTSUP not built in, -ENOMEM no memory (of either side),
@@ -23,7 +23,6 @@
 struct gpu;
 struct gpu_stream;
 struct gpu_event;
-int gpu_open(int index, struct gpu **ret, struct err *err);
 void gpu_close(struct gpu *g);             /* after everything that was made from it */
 const char *gpu_name(const struct gpu *g); /* as the vendor calls it */
 

@@ -781,14 +781,15 @@ int kn_cuda_create(const struct kn_dev_opts *o, const char *kind, int index,
                  : o->weights == KN_WEIGHTS_INT8 ? CU_INT8
                  : d->bf16                       ? CU_BF16
                                                  : CU_F32;
-    int r = cu_open(index, d->bf16 ? CU_BF16 : CU_F32, &d->cu, why, sizeof why);
+    int r = cu_mem_open(&d->gpu, why, sizeof why);
+    if (r == 0) r = cu_open(index, d->bf16 ? CU_BF16 : CU_F32, &d->cu, why, sizeof why);
     if (r == 0 && cu_is_eight(d->weights)) r = cu_gemm_open(d->cu, d->weights, why, sizeof why);
     if (r == 0 && o->cache_dir && !(d->cache_dir = mem_strdup(o->cache_dir))) r = -ENOMEM;
     if (r < 0) {
         destroy(d);
         return err_set(err, r, "%s", *why ? why : "out of memory");
     }
-    snprintf(d->name, sizeof d->name, "%s:%s", kind, cu_name(d->cu));
+    snprintf(d->name, sizeof d->name, "%s:%d %s", kind, index, d->gpu.name);
     d->head.info = (struct kn_info){
         .device = d->name,
         .isa = "cuda",

@@ -96,8 +96,8 @@ void cu_versions(const struct cu *c, char *ret, size_t size)
 {
     int driver = 0;
     (void)cudaDriverGetVersion(&driver);
-    snprintf(ret, size, "%s sm_%d driver %d cublaslt %zu", strchr(c->name, ' ') + 1, c->arch,
-             driver, size_t(cublasLtGetVersion()));
+    snprintf(ret, size, "%s sm_%d driver %d cublaslt %zu", c->name, c->arch, driver,
+             size_t(cublasLtGetVersion()));
 }
 
 /* ---- what the library is told ---- */

@@ -27,12 +27,11 @@ enum cu_type { /* stored KV's, and of sides of products alone */
 struct cu;
 struct gpu_stream;
 
-/* -ENODEV with a sentence. type: of pages, and of products that are not of 8 bits. */
+/* Of a device that is there (cu_mem_open()). -ENODEV with a sentence. type: of pages, and of products that are not of 8 bits. */
 int cu_open(int index, enum cu_type type, struct cu **ret, char *msg, size_t msg_size);
 void cu_close(struct cu *c);
-void cu_use(const struct cu *c); /* before anything else that a thread asks of it */
-const char *cu_name(const struct cu *c);
-struct gpu_stream *cu_stream(struct cu *c);                   /* for mem.h */
+void cu_use(const struct cu *c);            /* before anything else that a thread asks of it */
+struct gpu_stream *cu_stream(struct cu *c); /* for mem.h */
 void *cu_alloc(struct cu *c, enum kn_mem kind, size_t bytes); /* cleared; NULL */
 void cu_free(struct cu *c, void *p, enum kn_mem kind);
 int cu_clear(struct cu *c, void *p, size_t bytes);

@@ -30,27 +30,20 @@ void cu_use(const struct cu *c)
 
 int cu_open(int index, enum cu_type type, struct cu **ret, char *msg, size_t msg_size)
 {
-    int n = 0;
     cudaDeviceProp p;
-    cudaError_t e = cudaGetDeviceCount(&n);
-    if (e != cudaSuccess || index >= n) {
-        snprintf(msg, msg_size, "there is no GPU %d (%s)", index,
-                 e == cudaSuccess ? "too few" : cudaGetErrorString(e));
-        return -ENODEV;
-    }
     struct cu *c = static_cast<struct cu *>(mem_zalloc(sizeof *c));
     if (!c) return -ENOMEM;
     c->index = index;
     c->type = type;
     cu_use(c);
-    e = cudaGetDeviceProperties(&p, index);
+    cudaError_t e = cudaGetDeviceProperties(&p, index);
     if (e == cudaSuccess) e = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking);
     if (e != cudaSuccess) {
         snprintf(msg, msg_size, "GPU %d: %s", index, cudaGetErrorString(e));
         mem_free(c);
         return -ENODEV;
     }
-    snprintf(c->name, sizeof c->name, "%d %.120s", index, p.name);
+    snprintf(c->name, sizeof c->name, "%.120s", p.name);
     c->sms = unsigned(p.multiProcessorCount);
     c->arch = p.major * 10 + p.minor;
     c->fault = static_cast<int *>(cu_alloc(c, KN_MEM_SHARED, sizeof *c->fault));
@@ -72,11 +65,6 @@ void cu_close(struct cu *c)
     if (c->fault) cu_free(c, c->fault, KN_MEM_SHARED);
     (void)cudaStreamDestroy(c->stream);
     mem_free(c);
-}
-
-const char *cu_name(const struct cu *c)
-{
-    return c->name;
 }
 
 struct gpu_stream *cu_stream(struct cu *c)

@@ -8,7 +8,7 @@
  * what lookups read. Copies run on a stream per direction, a thread each waits for their events;
  * no call waits for the device as a whole. A record becomes visible when its last part has arrived.
  * It does not survive the process. A consumer on the device pins a record and gets device pointers.
- * Life cycle: gpu_open() → tier_gpu_create() → pins → unpins → destroy() → gpu_close().
+ * Life cycle: kn_dev_gpu() → tier_gpu_create() → pins → unpins → destroy() → gpu_close().
  * Memory given to add_memory() is pinned and copied by DMA. Thread: any, as tier.h. */
 #ifndef TIERS_GPU_GPU_H
 #define TIERS_GPU_GPU_H

@@ -2,6 +2,7 @@
 #include "tools/bench/places.h"
 
 #include "base/clock.h"
+#include "kernels/kn.h"
 #include "tests/doubles/gpu_host.h"
 #include "tiers/gpu/gpu.h"
 #include "tiers/nvme/nvme.h"
@@ -29,6 +30,7 @@ void places_fini(struct places *p)
     child_stop(p->server);
     child_dir_remove(p->dir);
     gpu_close(p->gpu);
+    kn_dev_destroy(p->dev);
     *p = (struct places){0};
 }
 
@@ -63,14 +65,15 @@ static int open_nvme(struct places *p, struct tier_nvme_opts *o, struct tier **r
 
 static int open_gpu(struct places *p, struct tier_gpu_opts *o, struct tier **ret, struct err *err)
 {
-    struct err none = {0};
-    int r = p->gpu ? 0 : gpu_open(0, &p->gpu, &none);
-    if (r < 0) r = gpu_host_open(0, &p->gpu, err);
+    const struct kn_dev_opts cuda = {.device = "cuda"};
+    int r = 0;
+    if (!p->gpu && kn_dev_create(&cuda, &p->dev, NULL) == 0) r = kn_dev_gpu(p->dev, &p->gpu, err);
+    if (!p->gpu && r == 0) r = gpu_host_open(0, &p->gpu, err);
     o->gpu = p->gpu;
     if (r == 0) r = tier_gpu_create(o, ret, err);
     if (r < 0) return r;
     (void)snprintf(p->note, sizeof p->note, "%s%s", gpu_name(p->gpu),
-                   none.code < 0 ? ": emulated in host memory, figures are those of a memcpy" : "");
+                   !p->dev ? ": emulated in host memory, figures are those of a memcpy" : "");
     return 1;
 }
 

@@ -18,6 +18,7 @@ struct places {
     pid_t server;
     char dir[CHILD_PATH_MAX], socket[CHILD_PATH_MAX + 16]; /* the server's */
     uint16_t port;
+    struct kn_dev *dev; /* a GPU; NULL: gpu is emulated */
     struct gpu *gpu;
 };
 void places_init(struct places *p, const struct opts *opts);

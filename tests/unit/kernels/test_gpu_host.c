@@ -1,6 +1,7 @@
 #include "tests/doubles/gpu_host.h"
 
 #include "base/mem.h"
+#include "kernels/kn.h"
 
 #include "tests/test.h"
 
@@ -27,13 +28,6 @@ TEST(open_says_what_is_missing)
     struct gpu *g = NULL;
     struct err err = {0};
     ASSERT_ERR(gpu_host_open(1, &g, &err), -ENODEV);
-    int r = gpu_open(0, &g, &err);
-    if (r == 0) {
-        gpu_close(g);
-        return;
-    }
-    ASSERT_TRUE(r == -ENODEV || r == -ENOTSUP);
-    ASSERT_TRUE(strstr(err.msg, "CUDA"));
 }
 
 /* What both kinds promise; runs on a device as well where there is one. */
@@ -86,10 +80,13 @@ TEST(round_trip_host)
 
 TEST(round_trip_cuda)
 {
+    struct kn_dev *d = NULL;
     struct gpu *g = NULL;
     struct err err = {0};
-    if (gpu_open(0, &g, &err) < 0) SKIP(err.msg);
+    if (kn_dev_create(&(struct kn_dev_opts){.device = "cuda"}, &d, &err) < 0) SKIP(err.msg);
+    ASSERT_OK(kn_dev_gpu(d, &g, &err));
     round_trip(g);
+    kn_dev_destroy(d);
 }
 
 /* The kernel refuses to read what the process may not. */
