@@ -104,7 +104,7 @@ static void lane_sum(const struct pol_control_in *in, struct lanes *l, size_t ti
 
 static void lanes_make(const struct pol_control_in *in, const struct prompt *p, struct lanes *l)
 {
-    const size_t n = in->n_chunk < POL_CHUNKS_MAX ? in->n_chunk : POL_CHUNKS_MAX;
+    const size_t n = chunks_of(in);
     size_t at[POL_TIERS_MAX], sum = 0;
     memset(l->n, 0, sizeof l->n);
     l->n_all = l->n_side = 0;
@@ -365,12 +365,6 @@ static bool considered(const struct pol_control_in *in, enum pol_strategy s, dou
     return in->strat[s].allowed && floor >= 0 && floor <= ratio_max(in); /* NaN: no */
 }
 
-struct choice {
-    enum pol_strategy s;
-    struct found f;
-    bool found;
-};
-
 /* Where all chunks are alike to the strategy, the lanes of all are its own. */
 static const struct lanes *lanes_of(const struct pol_control_in *in, const struct prompt *p,
                                     enum pol_strategy s, const struct lanes *all, struct lanes *own)
@@ -380,10 +374,12 @@ static const struct lanes *lanes_of(const struct pol_control_in *in, const struc
     return own;
 }
 
-/* The first strategy by preference among those that are as good as the fastest. */
-static void choose(const struct pol_control_in *in, const struct prompt *p, double exact_s,
-                   struct choice *ret)
+/* The first strategy by preference among those that are as good as the fastest; nothing where that
+ * is the exact answer. */
+static void choose(const struct pol_control_in *in, const struct prompt *p, struct pol_control *ret,
+                   bool *ret_reuse)
 {
+    const double exact_s = ret->full.ttft_s;
     struct lanes all, own;
     struct found f[N_STRATEGIES];
     double best = exact_s;
@@ -398,7 +394,7 @@ static void choose(const struct pol_control_in *in, const struct prompt *p, doub
         best = smaller(best, f[i].p.ttft_s);
     }
     if (exact_s <= best * (1 + SLACK)) return;
-    for (size_t i = 0; i < N_STRATEGIES && !ret->found; i++) {
+    for (size_t i = 0; i < N_STRATEGIES; i++) {
         if (!(f[i].p.ttft_s <= best * (1 + SLACK))) continue;
         struct search x = {.in = in, .p = p, .s = PREFERENCE[i], .best = &f[i]};
         if (!f[i].by_chunk) {
@@ -407,7 +403,13 @@ static void choose(const struct pol_control_in *in, const struct prompt *p, doub
         }
         const double limit = larger(best * (1 + SLACK), in->max_ttft_s > 0 ? in->max_ttft_s : 0);
         raise_ratio(p, x.s, ratio_max(in), limit, &f[i]);
-        *ret = (struct choice){.s = x.s, .f = f[i], .found = true};
+        ASSERT(f[i].p.ttft_s <= exact_s);
+        ret->strategy = x.s;
+        ret->ratio = f[i].ratio;
+        ret->predicted = f[i].p;
+        ret->n_reused = f[i].set.n;
+        memcpy(ret_reuse, f[i].keeps, chunks_of(in) * sizeof *ret_reuse);
+        return;
     }
 }
 
@@ -437,23 +439,13 @@ static void explain(const struct pol_control_in *in, struct pol_control *c)
 void pol_control(const struct pol_control_in *in, struct pol_control *ret, bool *ret_reuse)
 {
     struct prompt p;
-    struct choice c = {.found = false};
     struct pol_control out = {0};
     prompt_make(in, &p);
     memset(ret_reuse, 0, in->n_chunk * sizeof *ret_reuse);
     out.strategy = exact(&p, &out.full);
     out.predicted = out.full;
     /* An exact answer in time is the best there is. */
-    if (!(out.full.ttft_s <= in->max_ttft_s)) choose(in, &p, out.full.ttft_s, &c);
-    if (c.found) {
-        out.strategy = c.s;
-        out.ratio = c.f.ratio;
-        out.predicted = c.f.p;
-        out.n_reused = c.f.set.n;
-        memcpy(ret_reuse, c.f.keeps,
-               (in->n_chunk < POL_CHUNKS_MAX ? in->n_chunk : POL_CHUNKS_MAX) * sizeof *ret_reuse);
-    }
+    if (!(out.full.ttft_s <= in->max_ttft_s)) choose(in, &p, &out, ret_reuse);
     explain(in, &out);
-    ASSERT(out.predicted.ttft_s <= out.full.ttft_s || !c.found);
     *ret = out;
 }

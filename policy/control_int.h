@@ -40,6 +40,10 @@ struct set { /* of reused chunks */
     size_t n_blind[POL_TIERS_MAX];    /* without a sidecar in RAM */
 };
 
+static inline size_t chunks_of(const struct pol_control_in *in)
+{
+    return in->n_chunk < POL_CHUNKS_MAX ? in->n_chunk : POL_CHUNKS_MAX;
+}
 void prompt_make(const struct pol_control_in *in, struct prompt *ret);
 /* As if no prefix were held. */
 void prompt_drop_prefix(struct prompt *p);

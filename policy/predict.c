@@ -78,7 +78,7 @@ static void layers_make(const struct pol_control_in *in, struct prompt *p)
 
 void prompt_make(const struct pol_control_in *in, struct prompt *p)
 {
-    const size_t n = in->n_chunk < POL_CHUNKS_MAX ? in->n_chunk : POL_CHUNKS_MAX;
+    const size_t n = chunks_of(in);
     double end = (double)in->n_prefix;
     layers_make(in, p);
     p->cost = in->cost;
@@ -344,7 +344,7 @@ void predict_set(const struct prompt *p, enum pol_strategy s, double ratio, cons
 static void set_make(const struct pol_control_in *in, const struct prompt *p, enum pol_strategy s,
                      const bool *reuse, struct set *ret)
 {
-    const size_t n = in->n_chunk < POL_CHUNKS_MAX ? in->n_chunk : POL_CHUNKS_MAX;
+    const size_t n = chunks_of(in);
     *ret = (struct set){0};
     if (pol_strategy_is_exact(s)) return;
     for (size_t i = 0; i < n; i++) {

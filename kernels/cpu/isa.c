@@ -73,18 +73,13 @@ int kn_isa_pick(const char *name, enum kn_isa *ret_isa, struct err *err)
         *ret_isa = best;
         return 0;
     }
-    enum kn_isa want;
-    if (strcmp(name, "portable") == 0)
-        want = KN_ISA_PORTABLE;
-    else if (strcmp(name, "avx2") == 0)
-        want = KN_ISA_AVX2;
-    else if (strcmp(name, "avx512") == 0)
-        want = best >= KN_ISA_AVX512_BF16 ? KN_ISA_AVX512_BF16 : KN_ISA_AVX512;
-    else if (strcmp(name, "amx") == 0)
-        want = KN_ISA_AMX;
-    else
+    enum kn_isa want = KN_ISA_PORTABLE;
+    while (want <= KN_ISA_AMX && strcmp(name, isa_names[want]) != 0)
+        want++;
+    if (want > KN_ISA_AMX)
         return err_set(err, -EINVAL,
                        "unknown instruction set \"%s\" (auto, portable, avx2, avx512, amx)", name);
+    if (want == KN_ISA_AVX512 && best > want) want = KN_ISA_AVX512_BF16;
     if (want > best)
         return err_set(err, -ENOTSUP, "this CPU has no %s, its best is %s", name, isa_names[best]);
     *ret_isa = want;

@@ -191,19 +191,22 @@ static void pool_wait(struct pool *p, size_t n)
     }
 }
 
+static int run_alone(struct kn_stream *st, const atomic_bool *cancel, size_t n_items, pool_fn fn,
+                     void *arg)
+{
+    int r = 0;
+    for (size_t i = 0; i < n_items && r >= 0; i++)
+        r = kn_cancelled(cancel) ? -ECANCELED : fn(st, arg, i);
+    return r < 0 ? r : 0;
+}
+
 static int pool_run(struct kn_dev *d, const atomic_bool *cancel, size_t n_items, pool_fn fn,
                     void *arg)
 {
     if (n_items == 0) return 0;
     if (n_items > INT_MAX) return -EINVAL;
     struct kn_stream *st = &d->streams[0];
-    if (n_items == 1 || d->head.info.n_threads == 1) {
-        for (size_t i = 0; i < n_items; i++) {
-            int r = kn_cancelled(cancel) ? -ECANCELED : fn(st, arg, i);
-            if (r < 0) return r;
-        }
-        return 0;
-    }
+    if (n_items == 1 || d->head.info.n_threads == 1) return run_alone(st, cancel, n_items, fn, arg);
     struct pool *p = d->pool;
     pool_post(p, cancel, n_items, fn, arg);
     (void)pool_work(p, st);
@@ -213,18 +216,12 @@ static int pool_run(struct kn_dev *d, const atomic_bool *cancel, size_t n_items,
 
 int kn_par(struct kn_stream *st, size_t n_items, pool_fn fn, void *arg)
 {
-    if (st->wide) {
-        /* The items see a narrow stream: an operation inside an item must not post a job. */
-        st->wide = false;
-        int r = pool_run(st->dev, st->cancel, n_items, fn, arg);
-        st->wide = true;
-        return r;
-    }
-    for (size_t i = 0; i < n_items; i++) {
-        int r = kn_cancelled(st->cancel) ? -ECANCELED : fn(st, arg, i);
-        if (r < 0) return r;
-    }
-    return 0;
+    if (!st->wide) return run_alone(st, st->cancel, n_items, fn, arg);
+    /* The items see a narrow stream: an operation inside an item must not post a job. */
+    st->wide = false;
+    int r = pool_run(st->dev, st->cancel, n_items, fn, arg);
+    st->wide = true;
+    return r;
 }
 
 struct rows_job {
