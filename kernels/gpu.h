@@ -4,8 +4,8 @@
  * queued on a stream runs in order and later: the memory of a copy belongs to it until an event
  * recorded behind it has fired. Streams are ordered among each other by the host alone. A device
  * pointer must not be followed by the host.
- * Life cycle: kn_dev_gpu() → gpu_alloc(), gpu_stream_create(), gpu_event_create() → copies, events →
- * destroy them → gpu_close(). Once the device has failed, everything says -EIO for ever; what is
+ * Life cycle: kn_dev_gpu() → gpu_alloc(), gpu_stream_create(), gpu_event_create() → copies, events
+ * → destroy them → gpu_close(). Once the device has failed, everything says -EIO for ever; what is
  * released is released all the same.
  * Errors: -ENODEV no such device, -ENOTSUP not built in, -ENOMEM no memory (of either side),
  * -EINVAL a range outside of an allocation, -EIO device lost.

@@ -94,6 +94,7 @@ enum { KN_RATES_MAX = 8 };
 /* What a device is, settled when it is created. */
 struct kn_info {
     const char *device; /* "cpu", "cuda:0 NVIDIA H200", … */
+    const char *model; /* the processor's, as it calls itself: for keys of what is measured on it */
     const char *isa, *gemm;
     unsigned n_threads;
     bool is_host;                           /* all memory is plain memory */

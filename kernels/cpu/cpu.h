@@ -118,6 +118,7 @@ struct kn_dev {
     enum kn_gemm_kind gemm;
     bool forced;
     char *cache_dir;
+    char model[300];           /* info.model */
     bool replaying;            /* kn_replay(): few rows, whose time is that of reading weights */
     struct kn_stream *streams; /* [info.n_threads] */
     struct pool *pool;

@@ -87,6 +87,8 @@ int kn_cpu_create(const struct kn_dev_opts *o, struct kn_dev **ret_dev, struct e
     d->head.ops =
         (struct kn_ops){&dev_ops, &kn_cpu_mat_ops, &kn_cpu_run_ops, &kn_cpu_row_ops, NULL};
     *info = (struct kn_info){.device = "cpu", .is_host = true, .gemm_invariant = true};
+    kn_cpu_model(d->model, sizeof d->model);
+    info->model = d->model;
     info->wide_rows_max = 48; /* chosen: blocks of more fill the register tile on every thread */
     info->n_threads = o->n_threads ? o->n_threads : cores_allowed();
     if (info->n_threads > 1024) info->n_threads = 1024;

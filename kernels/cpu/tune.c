@@ -63,10 +63,8 @@ static void candidate_fini(struct candidate *c)
 static void tune_key(const struct kn_dev *d, const struct kn_shape *s, size_t n, size_t rows,
                      char key[KEY_MAX])
 {
-    char cpu[300];
-    kn_cpu_model(cpu, sizeof cpu);
     int at = snprintf(key, KEY_MAX, "v%d %s isa %s %d threads %u arith %d allow %d rows %zu",
-                      TUNE_VERSION, cpu, d->simd->name, (int)d->isa, d->head.info.n_threads,
+                      TUNE_VERSION, d->model, d->simd->name, (int)d->isa, d->head.info.n_threads,
                       (int)d->arith, d->allow_bf16, rows);
     for (size_t i = 0; i < n && at < KEY_MAX; i++)
         at += snprintf(key + at, KEY_MAX - (size_t)at, " %zux%zu", s[i].n, s[i].k);

@@ -792,6 +792,7 @@ int kn_cuda_create(const struct kn_dev_opts *o, const char *kind, int index,
     snprintf(d->name, sizeof d->name, "%s:%d %s", kind, index, d->gpu.name);
     d->head.info = (struct kn_info){
         .device = d->name,
+        .model = d->gpu.name,
         .isa = "cuda",
         .gemm = gemm_name(d),
         .n_threads = 1,

@@ -27,7 +27,8 @@ enum cu_type { /* stored KV's, and of sides of products alone */
 struct cu;
 struct gpu_stream;
 
-/* Of a device that is there (cu_mem_open()). -ENODEV with a sentence. type: of pages, and of products that are not of 8 bits. */
+/* Of a device that is there (cu_mem_open()). -ENODEV with a sentence. type: of pages, and of
+ * products that are not of 8 bits. */
 int cu_open(int index, enum cu_type type, struct cu **ret, char *msg, size_t msg_size);
 void cu_close(struct cu *c);
 void cu_use(const struct cu *c);            /* before anything else that a thread asks of it */

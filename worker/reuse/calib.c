@@ -227,34 +227,16 @@ static int prepare(struct calib *a, const struct ctl_calib_opts *o)
 static const char *const price_names[POL_PRICES] = {"fixed_s", "layer_s", "row_s",  "kv_row_s",
                                                     "pair_s",  "place_s", "mass_s", "head_s"};
 
-static void cpu_name(char *ret, size_t cap)
-{
-    char line[256];
-    FILE *f = fopen("/proc/cpuinfo", "re");
-
-    (void)snprintf(ret, cap, "unknown");
-    while (f && fgets(line, sizeof line, f)) {
-        char *colon = strchr(line, ':');
-        if (strncmp(line, "model name", 10) != 0 || !colon) continue;
-        line[strcspn(line, "\n")] = 0;
-        (void)snprintf(ret, cap, "%s", colon + 2);
-        break;
-    }
-    if (f) (void)fclose(f);
-}
-
 static void cache_key(struct fus_core *c, const struct fus_profile *p, enum kn_dtype dtype,
                       char ret[KEY_BYTES])
 {
     const struct model_cfg *g = fus_core_config(c);
     const struct kn_dev *d = fus_core_dev(c);
-    char cpu[200];
 
-    cpu_name(cpu, sizeof cpu);
     (void)snprintf(ret, KEY_BYTES,
                    "v%d %s cpus %ld isa %s threads %u gemm %s kv %d model %016llx%016llx layers "
                    "%u check %u score %u-%u",
-                   CALIB_VERSION, cpu, sysconf(_SC_NPROCESSORS_ONLN), kn_info(d)->isa,
+                   CALIB_VERSION, kn_info(d)->model, sysconf(_SC_NPROCESSORS_ONLN), kn_info(d)->isa,
                    kn_info(d)->n_threads, kn_info(d)->gemm, (int)dtype,
                    (unsigned long long)g->fingerprint[1], (unsigned long long)g->fingerprint[0],
                    g->L, p->check_layer, p->score_lo, p->score_hi);
