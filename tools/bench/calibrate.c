@@ -151,7 +151,7 @@ static int sense(struct calibration *c, struct err *err)
     int r = 0;
     if (c->judge.neighbours == c->b->profile.neighbours) return 0;
     c->judge.neighbours = c->b->profile.neighbours;
-    for (size_t i = 0; r == 0 && i < c->search.n; i++)
+    for (size_t i = c->search.n; r == 0 && i-- > 0;) /* a chunk of two lines is the first one's */
         r = judge_build(&c->judge, c->search.lines, i, &c->search.line[i].prompt, true, err);
     return r;
 }
