@@ -55,6 +55,7 @@ int wk_call_create(struct worker *w, struct http_req *r, struct wk_call **ret)
 void wk_call_closed(struct wk_call *c, bool aborted)
 {
     int status = aborted && c->status < 400 ? 499 : c->status;
+    const struct api_usage *u = &c->usage;
 
     if (c->on_close) c->on_close(c->owner, aborted);
     wk_metrics_request(status ? status : 499);
@@ -66,9 +67,9 @@ void wk_call_closed(struct wk_call *c, bool aborted)
               "recomputed=%llu bytes_out=%llu peer=%s",
               c->id, c->r->msg.method, c->route, status, c->stream, aborted,
               clock_ms_since(c->r->start_ns), c->ttft_ms, c->queue_ms,
-              (unsigned long long)c->n_prompt, (unsigned long long)c->n_completion, c->n_chunks,
-              (unsigned long long)c->n_prefix, (unsigned long long)c->n_reused,
-              (unsigned long long)c->n_recomputed, (unsigned long long)c->r->bytes_out, c->r->peer);
+              (unsigned long long)u->prompt, (unsigned long long)u->completion, c->n_chunks,
+              (unsigned long long)u->prefix, (unsigned long long)u->reused,
+              (unsigned long long)u->recomputed, (unsigned long long)c->r->bytes_out, c->r->peer);
     mem_free(c);
 }
 
@@ -108,29 +109,24 @@ bool wk_call_query(const struct wk_call *c, const char *name, char *ret, size_t 
     return found;
 }
 
-void wk_reply_json(struct wk_call *c, int status, const char *extra, const struct buf *body)
+void wk_reply(struct wk_call *c, int status, const char *type, const char *extra, struct buf *body)
 {
     struct buf h = BUF_INIT;
 
     c->status = status;
-    if (wk_call_headers(c, extra, &h) < 0)
+    if (buf_status(body) < 0)
+        wk_reply_oom(c);
+    else if (wk_call_headers(c, extra, &h) < 0)
         http_reply_abort(c->r);
     else
-        (void)http_reply(c->r, status, "application/json", buf_cstr(&h),
-                         body->data ? body->data : "", body->len);
+        (void)http_reply(c->r, status, type, buf_cstr(&h), body->data ? body->data : "", body->len);
     buf_fini(&h);
+    buf_fini(body);
 }
 
-void wk_reply_text(struct wk_call *c, const char *type, const struct buf *body)
+void wk_reply_buf(struct wk_call *c, int status, struct buf *b)
 {
-    struct buf h = BUF_INIT;
-
-    c->status = 200;
-    if (buf_status(body) < 0 || wk_call_headers(c, NULL, &h) < 0)
-        wk_reply_oom(c);
-    else
-        (void)http_reply(c->r, 200, type, buf_cstr(&h), body->data ? body->data : "", body->len);
-    buf_fini(&h);
+    wk_reply(c, status, "application/json", NULL, b);
 }
 
 void wk_reply_error(struct wk_call *c, const struct api_err *e)
@@ -148,7 +144,7 @@ void wk_reply_error(struct wk_call *c, const struct api_err *e)
     if (buf_status(&body) < 0 || buf_status(&h) < 0)
         http_reply_abort(c->r);
     else
-        wk_reply_json(c, e->status, buf_cstr(&h), &body);
+        wk_reply(c, e->status, "application/json", buf_cstr(&h), &body);
     buf_fini(&h);
     buf_fini(&body);
 }
@@ -167,15 +163,6 @@ void wk_refuse(struct wk_call *c, enum api_fault f, const char *param, const cha
 void wk_reply_oom(struct wk_call *c)
 {
     wk_refuse(c, API_INTERNAL_ERROR, NULL, "Out of memory.");
-}
-
-void wk_reply_buf(struct wk_call *c, int status, struct buf *b)
-{
-    if (buf_status(b) < 0)
-        wk_reply_oom(c);
-    else
-        wk_reply_json(c, status, NULL, b);
-    buf_fini(b);
 }
 
 int wk_not_ready(struct worker *w, struct api_err *e)
@@ -276,7 +263,7 @@ static void task_back(struct wk_msg *m)
     if (c && t->e.status)
         wk_reply_error(c, &t->e);
     else if (c)
-        wk_reply_json(c, 200, NULL, &t->out);
+        wk_reply_buf(c, 200, &t->out);
     wk_task_free(t);
 }
 

@@ -9,6 +9,7 @@
 #include "base/buf.h"
 #include "base/net/http.h"
 #include "worker/api/api_error.h"
+#include "worker/api/api_reply.h"
 #include "worker/loop_queue.h"
 
 #include <stdatomic.h>
@@ -29,7 +30,7 @@ struct wk_call {
     void (*on_close)(void *owner, bool aborted);
     void *owner;
     /* access log */
-    uint64_t n_prompt, n_completion, n_prefix, n_reused, n_recomputed;
+    struct api_usage usage;
     unsigned n_chunks;
     double ttft_ms, queue_ms;
 };
@@ -43,11 +44,9 @@ bool wk_call_query(const struct wk_call *c, const char *name, char *ret, size_t 
 /* A copy that ends with 0; NULL out of memory. */
 char *wk_call_body(const struct wk_call *c, size_t *ret_len);
 int wk_call_headers(const struct wk_call *c, const char *extra, struct buf *out);
-/* `extra`: more header lines or NULL. */
-void wk_reply_json(struct wk_call *c, int status, const char *extra, const struct buf *body);
-/* With b, which is freed; 500 when b has failed. */
-void wk_reply_buf(struct wk_call *c, int status, struct buf *b);
-void wk_reply_text(struct wk_call *c, const char *type, const struct buf *body); /* 200 */
+/* With body, which is freed; 500 when it has failed. `extra`: more header lines or NULL. */
+void wk_reply(struct wk_call *c, int status, const char *type, const char *extra, struct buf *body);
+void wk_reply_buf(struct wk_call *c, int status, struct buf *b); /* JSON */
 void wk_reply_error(struct wk_call *c, const struct api_err *e);
 void wk_reply_oom(struct wk_call *c);
 void wk_refuse(struct wk_call *c, enum api_fault f, const char *param, const char *fmt, ...)

@@ -78,7 +78,7 @@ void wk_unpost(struct worker *w, struct wk_msg *m)
 
 /* ---- helpers ---- */
 enum {
-    HELPER_QUEUE = 8192, /* chosen: more than the requests that may live */
+    HELPER_QUEUE = 4096, /* chosen: bodies that wait for a helper; more are refused */
     HELPER_NICE = 10, /* chosen: about a tenth of a compute thread's share where both want a core */
 };
 

@@ -57,8 +57,7 @@ static void get_metrics(struct worker *w, struct wk_call *c, const char *rest)
     struct buf b = BUF_INIT;
 
     (void)wk_metrics_render(w, &b);
-    wk_reply_text(c, "text/plain; version=0.0.4; charset=utf-8", &b);
-    buf_fini(&b);
+    wk_reply(c, 200, "text/plain; version=0.0.4; charset=utf-8", NULL, &b);
 }
 
 static void get_version(struct worker *w, struct wk_call *c, const char *rest)
@@ -108,18 +107,10 @@ static void get_model(struct worker *w, struct wk_call *c, const char *rest)
 }
 
 /* ---- the table ---- */
-static void post_chat(struct worker *w, struct wk_call *c, const char *rest)
-{
-    wk_gen_start(w, c, true);
-}
-static void post_text(struct worker *w, struct wk_call *c, const char *rest)
-{
-    wk_gen_start(w, c, false);
-}
 enum { R_OPEN = 1 /* no key */, R_EARLY = 2 /* before the model is there */, R_REST = 4 };
 static const struct wk_route routes[] = {
-    {"/chat/completions", "POST", "chat", 0, post_chat},
-    {"/completions", "POST", "completions", 0, post_text},
+    {"/chat/completions", "POST", "chat", 0, wk_gen_post},
+    {"/completions", "POST", "completions", 0, wk_gen_post},
     {"/models", "GET", "models", 0, get_models},
     {"/models/", "GET", "models", R_REST, get_model},
     {"/tokenize", "POST", "tokenize", 0, .task = wk_tokenize},

@@ -41,8 +41,8 @@ struct api_ids {
     int32_t *id;
     size_t n;
 };
-struct api_msg {      /* of a chat; of /v1/completions each prompt is one */
-    const char *role; /* NULL: a prompt */
+struct api_msg { /* of a chat; of /v1/completions each prompt is one, of role "prompt" */
+    const char *role;
     const char *text; /* parts joined by "\n"; NULL: a prompt of token ids */
     size_t len;
     struct api_part *part; /* n_part == 0: content was one string */
@@ -104,6 +104,7 @@ void api_req_fini(struct api_req *r);
 int api_load_object(const char *body, size_t len, json_t **ret, struct api_err *e);
 /* NULL: it is absent or null, which means the same. */
 const json_t *api_field(const json_t *o, const char *name);
+bool api_string(const json_t *v, const char **ret, size_t *ret_len); /* false: it is none */
 /* What r->root has of each, into r (its arena must be initialised). */
 int api_parse_messages(struct api_req *r, struct api_err *e);
 int api_parse_documents(struct api_req *r, struct api_err *e);

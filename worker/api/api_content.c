@@ -26,6 +26,14 @@ static int bad_value(struct api_err *e, const char *param, const char *why)
     return api_err_set(e, API_INVALID_VALUE, param, "Invalid '%s': %s.", param, why);
 }
 
+bool api_string(const json_t *v, const char **ret, size_t *ret_len)
+{
+    if (!json_is_string(v)) return false;
+    *ret = json_string_value(v);
+    *ret_len = json_string_length(v);
+    return true;
+}
+
 /* ---- content parts ---- */
 static int read_part(const json_t *p, const char *where, const char **ret, size_t *ret_len,
                      enum api_part_kind *ret_kind, struct api_err *e)
@@ -34,11 +42,7 @@ static int read_part(const json_t *p, const char *where, const char **ret, size_
     const json_t *text;
 
     *ret_kind = API_PART_AUTO;
-    if (json_is_string(p)) { /* some clients send bare strings in the list */
-        *ret = json_string_value(p);
-        *ret_len = json_string_length(p);
-        return 0;
-    }
+    if (api_string(p, ret, ret_len)) return 0; /* some clients send bare strings in the list */
     if (!json_is_object(p)) return bad_value(e, where, "a content part must be an object");
     type = json_string_value(json_object_get(p, "type"));
     text = json_object_get(p, "text");
@@ -49,9 +53,8 @@ static int read_part(const json_t *p, const char *where, const char **ret, size_
                            "Unsupported content part type '%.40s' in '%s': this model reads text "
                            "only.",
                            type, where);
-    if (!json_is_string(text)) return bad_value(e, where, "a text part needs a string 'text'");
-    *ret = json_string_value(text);
-    *ret_len = json_string_length(text);
+    if (!api_string(text, ret, ret_len))
+        return bad_value(e, where, "a text part needs a string 'text'");
     seg = json_string_value(json_object_get(p, "segment"));
     if (seg && strcmp(seg, "glue") == 0) *ret_kind = API_PART_GLUE;
     if (seg && strcmp(seg, "chunk") == 0) *ret_kind = API_PART_CHUNK;
@@ -108,19 +111,16 @@ static int parse_message(struct api_req *r, const json_t *v, size_t i, struct ap
                            m->role, where);
     if (strcmp(m->role, "function") == 0) m->role = "tool";
     (void)snprintf(where, sizeof where, "messages[%zu].content", i);
-    content = json_object_get(v, "content");
+    content = api_field(v, "content");
     if (json_is_array(content)) return join_parts(r, content, where, m, e);
-    if (!content || json_is_null(content)) { /* an assistant message that only called tools */
+    if (!content) { /* an assistant message that only called tools */
         if (strcmp(m->role, "assistant") != 0) return api_missing(e, where, "");
         m->text = "";
         return 0;
     }
-    if (!json_is_string(content))
-        return api_err_set(e, API_INVALID_TYPE, where,
-                           "Invalid type for '%s': expected a string or an array of parts.", where);
-    m->text = json_string_value(content);
-    m->len = json_string_length(content);
-    return 0;
+    if (api_string(content, &m->text, &m->len)) return 0;
+    return api_err_set(e, API_INVALID_TYPE, where,
+                       "Invalid type for '%s': expected a string or an array of parts.", where);
 }
 
 int api_parse_messages(struct api_req *r, struct api_err *e)
@@ -151,15 +151,6 @@ int api_parse_messages(struct api_req *r, struct api_err *e)
 }
 
 /* ---- documents ---- */
-static void string_of(const json_t *o, const char *name, const char **ret, size_t *ret_len)
-{
-    const json_t *v = json_object_get(o, name);
-
-    if (!json_is_string(v)) return;
-    *ret = json_string_value(v);
-    *ret_len = json_string_length(v);
-}
-
 int api_parse_documents(struct api_req *r, struct api_err *e)
 {
     const json_t *v = api_field(r->root, "documents");
@@ -174,18 +165,11 @@ int api_parse_documents(struct api_req *r, struct api_err *e)
     for (size_t i = 0; i < r->n_doc; i++) {
         const json_t *d = json_array_get(v, i);
         struct api_doc *o = &r->doc[i];
-        if (json_is_string(d)) {
-            o->text = json_string_value(d);
-            o->len = json_string_length(d);
-            continue;
-        }
-        if (json_is_object(d)) {
-            string_of(d, "title", &o->title, &o->title_len);
-            string_of(d, "text", &o->text, &o->len);
-            if (!o->text) string_of(d, "contents", &o->text, &o->len);
-            if (!o->text) string_of(d, "content", &o->text, &o->len);
-        }
-        if (!o->text)
+        (void)api_string(json_object_get(d, "title"), &o->title, &o->title_len);
+        if (!api_string(d, &o->text, &o->len) &&
+            !api_string(json_object_get(d, "text"), &o->text, &o->len) &&
+            !api_string(json_object_get(d, "contents"), &o->text, &o->len) &&
+            !api_string(json_object_get(d, "content"), &o->text, &o->len))
             return bad_value(e, "documents", "each one is a string or an object with 'text'");
         if (o->title && o->title_len == 0) o->title = NULL;
     }

@@ -283,11 +283,8 @@ static int parse_one_prompt(struct api_req *r, const json_t *v, struct api_msg *
 {
     int rc;
 
-    if (json_is_string(v)) {
-        p->text = json_string_value(v);
-        p->len = json_string_length(v);
-        return 0;
-    }
+    p->role = "prompt";
+    if (api_string(v, &p->text, &p->len)) return 0;
     if (!json_is_array(v))
         return wrong_type(e, "prompt", "a string, an array of strings or token ids", v);
     rc = parse_ids(r, v, "prompt", lim, &p->ids, e);

@@ -78,8 +78,7 @@ static void answer_reader(struct worker *w, struct wk_call *c, const struct want
     (void)residency_format(w->fleet.residency, &a, &b);
     if (x->load)
         (void)wk_load_put(w->fleet.load, atomic_load(&w->reuse.ms_per_token), w->o.max_running, &b);
-    wk_reply_text(c, "text/plain; charset=utf-8", &b);
-    buf_fini(&b);
+    wk_reply(c, 200, "text/plain; charset=utf-8", NULL, &b);
 }
 
 static void reader_closed(void *owner, bool aborted)

@@ -11,8 +11,6 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { WK_LIVE_MAX = 4096 }; /* requests in any stage, before the engine's own queue says no */
-
 static void gen_fini(struct wk_task *t)
 {
     struct gen *g = (struct gen *)t;
@@ -85,12 +83,11 @@ static int prepare_all(struct wk_task *t)
         struct gen_prompt *p = &g->prompt[i];
         if (atomic_load(&t->gone)) return -ECANCELED;
         p->g = g;
-        p->index = (unsigned)i;
         g->n_prompt = i + 1;
         rc = wk_prepare(&q, i, &p->p);
         p->p.id = g->request_id;
         p->p.alias = g->id;
-        p->p.index = p->index;
+        p->p.index = (unsigned)i;
         p->p.start_ns = g->start_ns;
         if (rc >= 0) rc = check_size(g, p);
         if (rc < 0) return rc;
@@ -112,12 +109,6 @@ static void gen_closed(void *owner, bool aborted)
     atomic_store(&g->t.gone, true);
     gen_cancel_jobs(g);
     wk_post(g->t.w, &g->t.msg); /* which may free it */
-}
-
-static int too_busy(struct api_err *e, unsigned n)
-{
-    return api_err_set(e, API_QUEUE_FULL, NULL,
-                       "This worker is busy: %u requests wait. Please try again shortly.", n);
 }
 
 static void finish_empty(struct gen *g)
@@ -149,10 +140,8 @@ static void admit(struct gen *g)
         return;
     }
     c->stream = g->req.stream;
-    for (size_t i = 0; i < g->n_prompt; i++) {
-        c->n_prompt += g->prompt[i].p.n_tok;
+    for (size_t i = 0; i < g->n_prompt; i++)
         c->n_chunks += (unsigned)g->prompt[i].p.n_cut;
-    }
     if (nothing_to_generate(g)) {
         finish_empty(g);
         return;
@@ -163,7 +152,9 @@ static void admit(struct gen *g)
         if (rc >= 0) continue;
         gen_cancel_jobs(g);
         if (rc == -EAGAIN)
-            (void)too_busy(&e, g->t.w->requests.n_gens);
+            (void)api_err_set(&e, API_QUEUE_FULL, NULL,
+                              "This worker is busy: %u requests wait. Please try again shortly.",
+                              g->t.w->requests.n_gens);
         else
             (void)api_err_set(&e, API_INTERNAL_ERROR, NULL, "The engine refused the request (%s).",
                               err_name(rc));
@@ -216,39 +207,22 @@ static void prepared(struct wk_task *t)
     gen_news(&t->msg);
 }
 
-static void make_id(struct gen *g)
+void wk_gen_post(struct worker *w, struct wk_call *c, const char *rest)
 {
-    static const char digits[] = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
-    unsigned char r[29];
-    size_t n;
-
-    n = (size_t)snprintf(g->id, sizeof g->id, "%s", g->chat ? "chatcmpl-" : "cmpl-");
-    wk_random(r, sizeof r);
-    for (size_t i = 0; i < sizeof r; i++)
-        g->id[n + i] = digits[r[i] % 62];
-    g->id[n + sizeof r] = 0;
-}
-
-void wk_gen_start(struct worker *w, struct wk_call *c, bool chat)
-{
-    struct api_err e;
-    struct gen *g;
-
-    if (w->requests.n_gens >= WK_LIVE_MAX) {
-        (void)too_busy(&e, w->requests.n_gens);
-        wk_reply_error(c, &e);
-        return;
-    }
-    g = (struct gen *)wk_task_create(
+    struct gen *g = (struct gen *)wk_task_create(
         c, &(struct wk_work){
                .bytes = sizeof *g, .run = prepare_all, .then = prepared, .fini = gen_fini});
+    uint64_t r[2];
+
     if (!g) return;
     pthread_mutex_init(&g->m, NULL);
     arena_init(&g->req.arena);
-    g->chat = chat;
+    g->chat = strcmp(c->route, "chat") == 0;
     g->start_ns = c->r->start_ns;
     g->created = (int64_t)clock_wall_s();
-    make_id(g);
+    wk_random(r, sizeof r);
+    (void)snprintf(g->id, sizeof g->id, "%s-%016llx%016llx", g->chat ? "chatcmpl" : "cmpl",
+                   (unsigned long long)r[0], (unsigned long long)r[1]);
     (void)snprintf(g->request_id, sizeof g->request_id, "%s", c->id);
     w->requests.n_gens++;
     wk_metric_add(WK_ACTIVE, 1);

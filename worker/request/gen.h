@@ -31,7 +31,6 @@ struct gen_choice {
 };
 struct gen_prompt {
     struct gen *g;
-    unsigned index;
     struct wk_prompt p;
     void *arrays; /* of the plan */
     uint32_t n_captured;

@@ -297,7 +297,7 @@ static int flush_whole(struct gen *g)
         at.status = -EIO;
     } else {
         g->ended = true;
-        wk_reply_json(g->t.call, 200, buf_cstr(&h), &out);
+        wk_reply(g->t.call, 200, "application/json", buf_cstr(&h), &out);
     }
     buf_fini(&out);
     buf_fini(&h);

@@ -202,10 +202,7 @@ void gen_count(struct gen *g)
     g->tokens_counted = true;
     wk_metric_add(WK_GENERATED, (double)u.completion);
     if (!g->t.call) return;
-    g->t.call->n_completion = u.completion;
-    g->t.call->n_prefix = u.prefix;
-    g->t.call->n_reused = u.reused;
-    g->t.call->n_recomputed = u.recomputed;
+    g->t.call->usage = u;
     g->t.call->ttft_ms = ttft_ms;
     g->t.call->queue_ms = queue_ms;
 }

@@ -135,9 +135,8 @@ static int add_documents(struct preparing *x, size_t msg)
     return 0;
 }
 
-static int add_parts(struct preparing *x, size_t msg)
+static int add_parts(struct preparing *x, const struct api_msg *m, size_t msg)
 {
-    const struct api_msg *m = &x->q->r->msg[msg];
     int rc = 0;
 
     for (size_t i = 0; rc >= 0 && i < m->n_part; i++) {
@@ -193,6 +192,31 @@ static int add_found(struct preparing *x, const struct seg_text *text, size_t n)
     }
     seg_list_fini(&s);
     return rc < 0 ? rc : 0;
+}
+
+static size_t last_user(const struct api_req *r)
+{
+    for (size_t i = r->n_msg; i-- > 0;)
+        if (strcmp(r->msg[i].role, "user") == 0) return i;
+    return r->n_msg - 1;
+}
+
+static int find_spans(struct preparing *x)
+{
+    const struct api_req *r = x->q->r;
+    const struct api_msg *m = r->chat ? r->msg : &r->msg[x->i];
+    const size_t n = r->chat ? r->n_msg : 1;
+    struct seg_text *text = mem_zalloc(n * sizeof *text);
+    int rc = text ? add_documents(x, r->chat ? last_user(r) : 0) : -ENOMEM;
+
+    for (size_t i = 0; rc >= 0 && i < n; i++) {
+        text[i] = (struct seg_text){m[i].role, m[i].text, m[i].len};
+        rc = add_parts(x, &m[i], i);
+    }
+    if (rc >= 0) rc = add_ranges(x);
+    if (rc >= 0) rc = add_found(x, text, n);
+    mem_free(text);
+    return rc;
 }
 
 static int compare_spans(const void *a, const void *b)
@@ -319,31 +343,13 @@ int wk_render_chat(const struct worker *w, const struct api_req *r, const struct
     return rc < 0 ? rc : 0;
 }
 
-static size_t last_user(const struct api_req *r)
-{
-    for (size_t i = r->n_msg; i-- > 0;)
-        if (strcmp(r->msg[i].role, "user") == 0) return i;
-    return r->n_msg - 1;
-}
-
 static int prepare_chat(struct preparing *x)
 {
     const struct wk_prepare *q = x->q;
-    const struct api_req *r = q->r;
     struct wk_prompt *p = x->p;
-    struct seg_text *text = mem_zalloc(r->n_msg * sizeof *text);
-    int rc = text ? add_documents(x, last_user(r)) : -ENOMEM;
 
-    for (size_t i = 0; rc >= 0 && i < r->n_msg; i++) {
-        text[i] = (struct seg_text){r->msg[i].role, r->msg[i].text, r->msg[i].len};
-        rc = add_parts(x, i);
-    }
-    if (rc >= 0) rc = add_ranges(x);
-    if (rc >= 0 && q->w->chat) rc = add_found(x, text, r->n_msg);
-    mem_free(text);
-    if (rc < 0) return api_no_memory(q->e);
     const struct wk_documents d = {x->docs_msg, x->docs.data, x->docs.len};
-    rc = wk_render_chat(q->w, r, &d, &p->chat, q->e);
+    int rc = wk_render_chat(q->w, q->r, &d, &p->chat, q->e);
     /* The template is the whole truth: what it does not write is not in the prompt, BOS included.
      */
     if (rc >= 0 && tok_encode(q->w->tok, p->chat.pieces, p->chat.n_pieces, 0, &p->ids) < 0)
@@ -356,13 +362,9 @@ static int prepare_text(struct preparing *x)
 {
     const struct wk_prepare *q = x->q;
     const struct api_msg *t = &q->r->msg[x->i];
-    const struct seg_text sent = {"prompt", t->text, t->len};
     struct wk_prompt *p = x->p;
-    int rc = add_documents(x, 0);
+    int rc = buf_add(&x->docs, t->text, t->len); /* from here on it is the whole */
 
-    if (rc >= 0) rc = add_ranges(x);
-    if (rc >= 0) rc = add_found(x, &sent, 1);
-    if (rc >= 0) rc = buf_add(&x->docs, t->text, t->len); /* from here on it is the whole */
     const char *text = rc >= 0 ? buf_cstr(&x->docs) : NULL;
     if (!text) return api_no_memory(q->e);
     struct tok_piece piece = {text, x->docs.len, false};
@@ -396,10 +398,12 @@ int wk_prepare(const struct wk_prepare *q, size_t i, struct wk_prompt *out)
 
     memset(out, 0, sizeof *out);
     arena_init(&out->names);
-    if (r->chat)
-        rc = prepare_chat(&x);
+    if (!r->msg[i].text)
+        rc = prepare_ids(&x);
+    else if (find_spans(&x) < 0)
+        rc = api_no_memory(q->e);
     else
-        rc = r->msg[i].text ? prepare_text(&x) : prepare_ids(&x);
+        rc = r->chat ? prepare_chat(&x) : prepare_text(&x);
     out->tok = out->own_ids ? out->own_ids : out->ids.id;
     out->n_tok = (uint32_t)(out->own_ids ? r->msg[i].ids.n : out->ids.n);
     if (rc >= 0 && out->n_tok == 0)

@@ -39,7 +39,7 @@ int wk_encode_chunk(const struct worker *w, const char *text, size_t len, int32_
                     uint32_t *ret_n);
 
 /* ---- gen.c ---- */
-void wk_gen_start(struct worker *w, struct wk_call *c, bool chat);
+void wk_gen_post(struct worker *w, struct wk_call *c, const char *rest);
 void wk_gens_tick(struct worker *w); /* every 250 ms */
 void wk_gens_abort(struct worker *w);
 

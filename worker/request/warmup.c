@@ -238,15 +238,10 @@ static int put_segment(struct buf *out, const struct store_info *i)
 /* The caller's namespace: of its key, and in the query the body's. */
 static int own_ns(const struct wk_call *c, char *ret, size_t cap)
 {
-    struct wk_hints h;
     char given[256];
-    int rc = wk_hints_read(c->r, &h);
 
-    if (rc < 0) return rc;
     (void)wk_call_query(c, "namespace", given, sizeof given);
-    rc = wk_ns_join(ret, cap, h.ns, given);
-    wk_hints_fini(&h);
-    return rc;
+    return wk_ns_join(ret, cap, http_header_find(&c->r->msg.head, "X-KVBlend-Namespace"), given);
 }
 
 /* "Not there" and "not yours" look the same. */
