@@ -93,7 +93,7 @@ static void drain(struct worker *w)
     atomic_store(&w->state, WK_DRAINING);
     wk_announce_leave(w);
     http_server_stop_accepting(w->process.server);
-    http_timer_set(w->process.tick, 0);
+    http_timer_set(&w->process.tick, 0);
 }
 
 /* A lost device never comes back in this process: the supervisor starts another. */
@@ -136,7 +136,7 @@ static void on_tick(void *arg)
             return;
         }
     }
-    http_timer_set(w->process.tick, w->process.drain_deadline_ns ? 20 : TICK_MS);
+    http_timer_set(&w->process.tick, w->process.drain_deadline_ns ? 20 : TICK_MS);
 }
 
 static void on_signal(int fd, short what, void *arg)
@@ -216,7 +216,7 @@ int wk_create(const struct wk_opts *o, struct worker **ret, struct err *err)
     if ((rc = wk_load_create(&w->fleet.load)) < 0) goto fail;
     if ((rc = wk_namespaces_create(&w->namespaces)) < 0) goto fail;
     if ((rc = http_loop_create(&w->loop)) < 0) goto fail;
-    if ((rc = http_timer_create(w->loop, on_tick, w, &w->process.tick)) < 0) goto fail;
+    http_timer_init(&w->process.tick, w->loop, on_tick, w);
     if ((rc = http_bounds_create(&bounds, &w->process.bounds)) < 0) goto fail;
     lim.bounds = w->process.bounds;
     if ((rc = http_server_create(w->loop, &lim, &ops, w, &w->process.server)) < 0) goto fail;
@@ -229,7 +229,7 @@ int wk_create(const struct wk_opts *o, struct worker **ret, struct err *err)
     if ((rc = wk_guard_create(w)) < 0) goto fail;
     if ((rc = open_door(w, err)) < 0) goto fail;
     if ((rc = wk_loader_start(w)) < 0) goto fail;
-    http_timer_set(w->process.tick, TICK_MS);
+    http_timer_set(&w->process.tick, TICK_MS);
     log_event(LOG_NOTICE, "listening", "address=%s port=%d", o->listen,
               http_server_port(w->process.server));
     *ret = w;
@@ -266,7 +266,7 @@ void wk_destroy(struct worker *w)
     for (int i = 0; i < 2; i++)
         if (w->process.signals[i]) event_free(w->process.signals[i]);
     if (w->process.stdin_event) event_free(w->process.stdin_event);
-    if (w->process.tick) http_timer_destroy(w->process.tick);
+    http_timer_fini(&w->process.tick);
     http_loop_destroy(w->loop);
     wk_kvlog_close(w->kvlog);
     wk_decider_close(w);

@@ -39,7 +39,7 @@ struct wk_sensitivity;
 struct wk_process { /* worker.c; loop */
     struct http_server *server;
     struct http_bounds *bounds; /* of the server: of bodies */
-    struct http_timer *tick;
+    struct http_timer tick;
     struct event *signals[2], *stdin_event;
     uint64_t drain_deadline_ns; /* 0: it does not drain */
     int exit_code;

@@ -60,16 +60,6 @@ void http_timer_init(struct http_timer *t, struct http_loop *l, void (*fn)(void 
     event_assign(&t->ev, l->base, -1, 0, on_timer, t);
 }
 
-int http_timer_create(struct http_loop *l, void (*fn)(void *arg), void *arg,
-                      struct http_timer **ret)
-{
-    struct http_timer *t = mem_zalloc(sizeof *t);
-    if (!t) return -ENOMEM;
-    http_timer_init(t, l, fn, arg);
-    *ret = t;
-    return 0;
-}
-
 void http_timer_set(struct http_timer *t, uint64_t delay_ms)
 {
     t->due_ns = clock_coarse_ns() + delay_ms * 1000000ull;
@@ -85,12 +75,6 @@ void http_timer_fini(struct http_timer *t)
 {
     if (t->armed_ns) (void)event_del(&t->ev);
     t->due_ns = t->armed_ns = 0;
-}
-
-void http_timer_destroy(struct http_timer *t)
-{
-    if (t) http_timer_fini(t);
-    mem_free(t);
 }
 
 /* ---- the loop ---- */

@@ -56,17 +56,6 @@ struct http_defer { /* a call to be made from the loop, embedded in its owner */
     struct http_link among;
     bool queued;
 };
-/* Most are moved at every step of a connection and hardly ever fire: moving one on costs a store,
- * the event is armed anew only when it fires too early. */
-struct http_timer {
-    struct event ev;
-    struct http_loop *loop;
-    uint64_t due_ns, armed_ns; /* 0 = off; when the event will fire, 0 = never */
-    void (*fn)(void *arg);
-    void *arg;
-};
-void http_timer_init(struct http_timer *t, struct http_loop *l, void (*fn)(void *arg), void *arg);
-void http_timer_fini(struct http_timer *t); /* of zeros, too, and more than once */
 struct http_loop {
     struct event_base *base;
     struct ring ring;

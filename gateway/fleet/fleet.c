@@ -74,7 +74,8 @@ int gw_fleet_create(struct http_loop *loop, const struct gw_config *c,
     f->rng.state = clock_ns();
     (void)pthread_mutex_init(&f->m, NULL);
     f->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    int r = f->wake_fd < 0 ? -errno : http_timer_create(loop, on_room_timer, f, &f->room_timer);
+    int r = f->wake_fd < 0 ? -errno : 0;
+    http_timer_init(&f->room_timer, loop, on_room_timer, f);
     event_assign(&f->wake_ev, http_loop_base(loop), f->wake_fd, EV_READ | EV_PERSIST, on_wake, f);
     if (r == 0 && event_add(&f->wake_ev, NULL) < 0) r = -ENOMEM;
     if (r < 0) {
@@ -113,7 +114,7 @@ void gw_fleet_start(struct gw_fleet *f)
 void gw_fleet_stop(struct gw_fleet *f)
 {
     f->started = false;
-    http_timer_clear(f->room_timer);
+    http_timer_clear(&f->room_timer);
     f->room_due_ns = 0;
     for (size_t i = 0; i < f->n; i++) {
         fleet_probe_cancel(&f->target[i]->probe);
@@ -133,7 +134,7 @@ void gw_fleet_destroy(struct gw_fleet *f)
     arena_fini(&f->names);
     (void)event_del(&f->wake_ev);
     if (f->wake_fd >= 0) (void)close(f->wake_fd);
-    http_timer_destroy(f->room_timer);
+    http_timer_fini(&f->room_timer);
     (void)pthread_mutex_destroy(&f->m);
     mem_free(f);
 }
@@ -192,11 +193,12 @@ static int target_create(struct gw_fleet *f, const char *name, const char *addre
     t->id = seg_text_id("fleet", name, strlen(name));
     int r = copy_address(address, &t->at.address, &t->at.dial);
     t->at.is_name = !t->at.dial;
-    if (r == 0) r = t->name ? fleet_probe_init(f, t) : -ENOMEM;
+    if (r == 0 && !t->name) r = -ENOMEM;
     if (r < 0) {
         target_free(t);
         return r;
     }
+    fleet_probe_init(f, t);
     *ret = t;
     return 0;
 }

@@ -161,7 +161,7 @@ static void try_later(struct gw_target *t, const char *why)
         log_event(LOG_INFO, "residents.feed", "worker=%u state=%s status=%d", t->index, why,
                   x->status);
     x->told = true;
-    http_timer_set(x->timer, x->status == 404 ? NOT_OFFERED_MS : x->backoff_ms);
+    http_timer_set(&x->timer, x->status == 404 ? NOT_OFFERED_MS : x->backoff_ms);
     x->backoff_ms = x->backoff_ms * 2 > BACKOFF_MAX_MS ? BACKOFF_MAX_MS : x->backoff_ms * 2;
 }
 
@@ -181,7 +181,7 @@ static void on_feed_end(void *ctx, int status)
         x->at = x->next;
         x->backoff_ms = BACKOFF_MIN_MS;
         x->told = false;
-        http_timer_set(x->timer, POLL_GAP_MS + POLL_GAP_EACH_MS * f->n_feeds);
+        http_timer_set(&x->timer, POLL_GAP_MS + POLL_GAP_EACH_MS * f->n_feeds);
     }
 }
 
@@ -219,28 +219,26 @@ void gw_feed_start(struct gw_target *t)
     struct gw_fleet *f = t->probe.fleet;
     struct gw_feed *x = &t->feed;
     unsigned generation;
-    if (!t->worker || !f->directory || x->timer) return;
+    if (!t->worker || !f->directory || x->client) return;
     x->backoff_ms = BACKOFF_MIN_MS;
-    int r = http_timer_create(f->loop, on_feed_timer, t, &x->timer);
-    if (r == 0) r = fleet_client_make(f, t, f->loop, &limits, &x->client, &generation);
-    if (r == 0) {
-        f->n_feeds++;
-        http_timer_set(x->timer, 0);
+    int r = fleet_client_make(f, t, f->loop, &limits, &x->client, &generation);
+    if (r < 0) {
+        log_event(LOG_WARN, "residents.watch", "worker=%u error=%s", t->index, err_name(r));
         return;
     }
-    http_timer_destroy(x->timer);
-    x->timer = NULL;
-    log_event(LOG_WARN, "residents.watch", "worker=%u error=%s", t->index, err_name(r));
+    f->n_feeds++;
+    http_timer_init(&x->timer, f->loop, on_feed_timer, t);
+    http_timer_set(&x->timer, 0);
 }
 
 void gw_feed_stop(struct gw_target *t)
 {
     struct gw_fleet *f = t->probe.fleet;
     struct gw_feed *x = &t->feed;
-    if (!x->timer) return;
+    if (!x->client) return;
     if (x->call) http_call_cancel(x->call);
     http_client_destroy(x->client);
-    http_timer_destroy(x->timer);
+    http_timer_fini(&x->timer);
     *x = (struct gw_feed){0};
     f->n_feeds--;
     tell_load(t, NULL);

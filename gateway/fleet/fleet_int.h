@@ -35,7 +35,7 @@ struct fleet_probe { /* control loop only */
     struct gw_target *target;
     struct http_client *client; /* of its own: short timeouts */
     unsigned generation;        /* of the target when the client was made */
-    struct http_timer *timer;
+    struct http_timer timer;
     struct http_call *call;
     bool health, models; /* what the call's answer tells */
     int status;
@@ -119,11 +119,11 @@ struct gw_fleet {
     void *ctx;
     struct event wake_ev;
     int wake_fd;
-    struct http_timer *room_timer; /* the next breaker that lets one through */
-    uint64_t room_due_ns;          /* 0: it is not set; control loop only */
-    struct jobs *resolver;         /* NULL until a name must be resolved; control loop only */
-    bool started, pumping;         /* control loop only */
-    unsigned n_feeds;              /* control loop only */
+    struct http_timer room_timer; /* the next breaker that lets one through */
+    uint64_t room_due_ns;         /* 0: it is not set; control loop only */
+    struct jobs *resolver;        /* NULL until a name must be resolved; control loop only */
+    bool started, pumping;        /* control loop only */
+    unsigned n_feeds;             /* control loop only */
     pthread_mutex_t m;
     /* guarded by m */
     struct fleet_settings set;
@@ -168,7 +168,7 @@ int fleet_client_make(struct gw_fleet *f, const struct gw_target *t, struct http
 void fleet_clients_close(struct gw_target *t, unsigned loop); /* unlocked, on the loop's thread */
 
 /* ---- fleet_probe.c: control loop, unlocked ---- */
-int fleet_probe_init(struct gw_fleet *f, struct gw_target *t);
+void fleet_probe_init(struct gw_fleet *f, struct gw_target *t);
 void fleet_probe_fini(struct fleet_probe *p);
 void fleet_probe_soon(struct fleet_probe *p, uint64_t ms);
 void fleet_probe_cancel(struct fleet_probe *p);

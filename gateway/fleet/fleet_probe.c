@@ -64,7 +64,7 @@ static void arm_room_timer(struct gw_fleet *f)
     bool sooner = at && (!f->room_due_ns || at < f->room_due_ns);
     if (!sooner || !f->started) return;
     f->room_due_ns = at;
-    http_timer_set(f->room_timer, at > now ? (at - now) / 1000000 + 1 : 0);
+    http_timer_set(&f->room_timer, at > now ? (at - now) / 1000000 + 1 : 0);
 }
 
 void fleet_pump(struct gw_fleet *f)
@@ -120,14 +120,14 @@ void fleet_probe_soon(struct fleet_probe *p, uint64_t ms)
     if (!p->fleet->started || p->call) return;
     uint64_t regular = interval_ms(p);
     if (regular == 0)
-        http_timer_clear(p->timer); /* it is gone */
+        http_timer_clear(&p->timer); /* it is gone */
     else
-        http_timer_set(p->timer, ms ? ms : regular);
+        http_timer_set(&p->timer, ms ? ms : regular);
 }
 
 void fleet_probe_cancel(struct fleet_probe *p)
 {
-    http_timer_clear(p->timer);
+    http_timer_clear(&p->timer);
     if (p->call) http_call_cancel(p->call);
     p->call = NULL;
 }
@@ -490,17 +490,17 @@ static void on_probe_timer(void *arg)
     if (!p->call) begin_probe(p, false);
 }
 
-int fleet_probe_init(struct gw_fleet *f, struct gw_target *t)
+void fleet_probe_init(struct gw_fleet *f, struct gw_target *t)
 {
     t->probe.fleet = f;
     t->probe.target = t;
-    return http_timer_create(f->loop, on_probe_timer, &t->probe, &t->probe.timer);
+    http_timer_init(&t->probe.timer, f->loop, on_probe_timer, &t->probe);
 }
 
 void fleet_probe_fini(struct fleet_probe *p)
 {
     if (p->call) http_call_cancel(p->call);
-    if (p->timer) http_timer_destroy(p->timer);
+    http_timer_fini(&p->timer);
     http_client_destroy(p->client);
     buf_fini(&p->body);
 }

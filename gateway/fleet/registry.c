@@ -17,7 +17,7 @@ struct gw_registry {
     struct http_loop *loop;
     void (*on_worker)(void *ctx, const char *address, bool here);
     void *ctx;
-    struct http_timer *timer; /* the next read; not set while one is under way */
+    struct http_timer timer; /* the next read; not set while one is under way */
     struct jobs *helper;
     struct registry_view view;
     bool told, connected;
@@ -55,7 +55,7 @@ static void list_read(void *arg) /* loop */
                                   : err_name(r->result));
     r->told = true;
     r->connected = ok;
-    http_timer_set(r->timer, ok ? READ_EVERY_MS : RETRY_EVERY_MS);
+    http_timer_set(&r->timer, ok ? READ_EVERY_MS : RETRY_EVERY_MS);
 }
 
 static void read_list(void *arg) /* helper thread */
@@ -71,7 +71,7 @@ static void read_list(void *arg) /* helper thread */
 static void on_read_timer(void *arg)
 {
     struct gw_registry *r = arg;
-    if (jobs_submit(r->helper, read_list, r) < 0) http_timer_set(r->timer, RETRY_EVERY_MS);
+    if (jobs_submit(r->helper, read_list, r) < 0) http_timer_set(&r->timer, RETRY_EVERY_MS);
 }
 
 static int open_redis(struct gw_registry *r, const char *url, struct err *err)
@@ -92,12 +92,12 @@ int gw_registry_create(struct http_loop *loop, const struct gw_registry_opts *o,
     r->ctx = o->ctx;
     int rc = open_redis(r, o->url, err);
     if (rc == 0) rc = jobs_create(&(struct jobs_opts){1, 1, NULL}, &r->helper);
-    if (rc == 0) rc = http_timer_create(loop, on_read_timer, r, &r->timer);
     if (rc < 0) {
         gw_registry_destroy(r);
         return rc;
     }
-    http_timer_set(r->timer, 0);
+    http_timer_init(&r->timer, loop, on_read_timer, r);
+    http_timer_set(&r->timer, 0);
     *ret = r;
     return 0;
 }
@@ -107,7 +107,7 @@ void gw_registry_destroy(struct gw_registry *r)
     if (!r) return;
     r->ending = true;
     jobs_destroy(r->helper);
-    if (r->timer) http_timer_destroy(r->timer);
+    http_timer_fini(&r->timer);
     redis_sync_destroy(r->redis);
     redis_url_fini(&r->url);
     mem_free(r);

@@ -13,10 +13,9 @@
 #ifndef GATEWAY_FLEET_RESIDENCY_H
 #define GATEWAY_FLEET_RESIDENCY_H
 
+#include "base/net/http.h"
 #include "gateway/fleet/lease.h"
 
-struct http_call;
-struct http_timer;
 struct gw_directory;
 int gw_directory_create(size_t budget_bytes, struct gw_directory **ret);
 void gw_directory_destroy(struct gw_directory *d);
@@ -35,10 +34,10 @@ size_t gw_directory_count(struct gw_directory *d);
 struct gw_feed_place { /* of the worker's telling */
     uint64_t epoch, seq, load_seq;
 };
-struct gw_feed { /* of one worker, in its struct gw_target; timer NULL: it is not asked */
+struct gw_feed { /* of one worker, in its struct gw_target; client NULL: it is not asked */
     struct http_client *client;
     struct http_call *call;
-    struct http_timer *timer;
+    struct http_timer timer;
     unsigned backoff_ms;
     struct gw_feed_place at, next; /* as of the last answer that came whole; of the one under way */
     int status;

@@ -17,7 +17,7 @@ enum {
 
 struct gw_gather {
     struct gw_req *q;
-    struct http_timer *timer;
+    struct http_timer timer;
     size_t n, n_open;
     struct gw_page *page;
 };
@@ -29,7 +29,7 @@ void gw_gather_cancel(struct gw_gather *g)
         if (g->page[i].call) http_call_cancel(g->page[i].call);
         buf_fini(&g->page[i].body);
     }
-    http_timer_destroy(g->timer);
+    http_timer_fini(&g->timer);
     mem_free(g->page);
     mem_free(g);
 }
@@ -61,7 +61,7 @@ static void part_end(void *ctx, int status)
     p->call = NULL;
     if (status < 0) p->status = 0;
     /* Not from inside the last call's end: the timer's callback may free everything. */
-    if (--g->n_open == 0) http_timer_set(g->timer, 0);
+    if (--g->n_open == 0) http_timer_set(&g->timer, 0);
 }
 
 static const struct http_call_ops part_ops = {part_head, part_body, part_end};
@@ -87,8 +87,8 @@ static struct gw_gather *gather_create(struct gw_req *q, size_t n_targets)
     if (!g) return NULL;
     g->q = q;
     g->page = mem_zalloc((n_targets + 1) * sizeof *g->page);
-    if (g->page && http_timer_create(q->loop->http_loop, gather_finish, g, &g->timer) == 0)
-        return g;
+    http_timer_init(&g->timer, q->loop->http_loop, gather_finish, g);
+    if (g->page) return g;
     gw_gather_cancel(g);
     return NULL;
 }
@@ -116,6 +116,6 @@ void gw_gather(struct gw_req *q)
         g->n++;
     }
     buf_fini(&path);
-    http_timer_set(g->timer, g->n_open ? timeout_ms : 0);
+    http_timer_set(&g->timer, g->n_open ? timeout_ms : 0);
     q->gather = g;
 }

@@ -143,7 +143,7 @@ static void on_tick(void *arg)
 {
     struct gw_loop *loop = arg;
     uint64_t now = clock_ns();
-    http_timer_set(loop->tick, TICK_MS);
+    http_timer_set(&loop->tick, TICK_MS);
     for (struct gw_req *q = loop->reqs, *next; q; q = next) {
         next = q->next;
         gw_answer_keepalive(q, now);
@@ -173,11 +173,10 @@ int gw_loops_create(struct gw_server *server, unsigned n)
         loop->index = server->n_loops++;
         loop->accepting = true;
         int r = http_loop_create(&loop->http_loop);
-        if (r == 0)
-            r = http_timer_create(loop->http_loop, gw_relay_arm_queue, loop, &loop->queue_timer);
-        if (r == 0) r = http_timer_create(loop->http_loop, on_tick, loop, &loop->tick);
         if (r < 0) return r;
-        http_timer_set(loop->tick, TICK_MS);
+        http_timer_init(&loop->queue_timer, loop->http_loop, gw_relay_arm_queue, loop);
+        http_timer_init(&loop->tick, loop->http_loop, on_tick, loop);
+        http_timer_set(&loop->tick, TICK_MS);
     }
     return 0;
 }
@@ -231,8 +230,8 @@ void gw_loops_destroy(struct gw_server *server)
     for (unsigned i = 0; i < server->n_loops; i++) {
         struct gw_loop *loop = &server->loops[i];
         gw_read_free_jobs(loop);
-        http_timer_destroy(loop->queue_timer);
-        http_timer_destroy(loop->tick);
+        http_timer_fini(&loop->queue_timer);
+        http_timer_fini(&loop->tick);
         http_loop_destroy(loop->http_loop);
         mem_stock_fini(&loop->stock);
         buf_fini(&loop->path);

@@ -16,7 +16,7 @@ enum { SAVE_EVERY_MS = 180000 }; /* chosen: what a crash may cost; a save takes 
 struct gw_memory {
     struct seg_learner *learner;
     struct jobs *pool;
-    struct http_timer *timer;
+    struct http_timer timer;
     char *path;
     uint64_t n_texts; /* that the file knows */
     atomic_bool busy;
@@ -51,7 +51,7 @@ static void save_job(void *arg) /* helper thread */
 static void on_save_due(void *arg)
 {
     struct gw_memory *m = arg;
-    http_timer_set(m->timer, SAVE_EVERY_MS);
+    http_timer_set(&m->timer, SAVE_EVERY_MS);
     if (atomic_exchange(&m->busy, true)) return;
     if (jobs_submit(m->pool, save_job, m) < 0) atomic_store(&m->busy, false);
 }
@@ -85,7 +85,6 @@ int gw_memory_create(struct http_loop *loop, struct jobs *pool, struct seg_learn
     struct gw_memory *m = mem_zalloc(sizeof *m);
     int r = m ? choose_path(setting, run_dir, &path) : -ENOMEM;
     if (r == 0 && !buf_cstr(&path)) r = -ENOMEM;
-    if (r == 0) r = http_timer_create(loop, on_save_due, m, &m->timer);
     if (r < 0) {
         buf_fini(&path);
         mem_free(m);
@@ -95,7 +94,8 @@ int gw_memory_create(struct http_loop *loop, struct jobs *pool, struct seg_learn
     m->pool = pool;
     m->path = buf_take(&path, NULL);
     load_memory(m);
-    http_timer_set(m->timer, SAVE_EVERY_MS);
+    http_timer_init(&m->timer, loop, on_save_due, m);
+    http_timer_set(&m->timer, SAVE_EVERY_MS);
     *ret = m;
     return 0;
 }
@@ -104,7 +104,7 @@ void gw_memory_destroy(struct gw_memory *m)
 {
     if (!m) return;
     save(m);
-    http_timer_destroy(m->timer);
+    http_timer_fini(&m->timer);
     mem_free(m->path);
     mem_free(m);
 }

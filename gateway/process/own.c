@@ -38,9 +38,9 @@ struct own_one { /* a process, started again whenever it ends */
     int lifeline; /* write end of the worker's standard input: closes when the gateway dies */
     unsigned backoff_ms;
     uint64_t started_ns;
-    bool stopping, served;    /* served: has been ready at least once */
-    bool refused;             /* ended with an error before it served */
-    struct http_timer *timer; /* without a process: the next start; with one: its end */
+    bool stopping, served;   /* served: has been ready at least once */
+    bool refused;            /* ended with an error before it served */
+    struct http_timer timer; /* without a process: the next start; with one: its end */
 };
 struct gw_own {
     struct gw_own_setup setup;
@@ -103,7 +103,7 @@ static int start_process(struct own_one *x)
 static void schedule_restart(struct own_one *x)
 {
     /* Workers that died together do not come back together. */
-    http_timer_set(x->timer, x->backoff_ms + x->backoff_ms / 8 * (x->target % 4));
+    http_timer_set(&x->timer, x->backoff_ms + x->backoff_ms / 8 * (x->target % 4));
     x->backoff_ms = x->backoff_ms * 2 > BACKOFF_MAX_MS ? BACKOFF_MAX_MS : x->backoff_ms * 2;
 }
 
@@ -149,7 +149,7 @@ static void process_ended(struct own_one *x, int status)
     if (serves(x->own, x->target)) x->served = true;
     gw_fleet_lost(x->own->setup.fleet, x->target);
     if (x->stopping) {
-        http_timer_clear(x->timer);
+        http_timer_clear(&x->timer);
         has_stopped(x->own);
         return;
     }
@@ -193,7 +193,7 @@ static int start_one(struct gw_own *o, const struct gw_config *c, struct err *er
     x->argv = make_args(o, c, x->address);
     o->n++;
     int r = x->argv ? gw_fleet_add_worker(o->setup.fleet, x->address, true, &x->target) : -ENOMEM;
-    if (r >= 0) r = http_timer_create(o->setup.loop, on_timer, x, &x->timer);
+    http_timer_init(&x->timer, o->setup.loop, on_timer, x);
     if (r >= 0) r = start_process(x);
     if (r < 0) return err_set(err, r, "the worker %s could not be started", buf_cstr(&o->bin));
     return 0;
@@ -251,9 +251,9 @@ void gw_own_stop(struct gw_own *o, unsigned grace_ms)
     for (unsigned i = 0, n = o->n; i < n; i++) {
         struct own_one *x = &o->one[i];
         x->stopping = true;
-        http_timer_clear(x->timer);
+        http_timer_clear(&x->timer);
         if (x->pid) (void)kill(x->pid, grace_ms ? SIGTERM : SIGKILL);
-        if (x->pid && grace_ms) http_timer_set(x->timer, grace_ms);
+        if (x->pid && grace_ms) http_timer_set(&x->timer, grace_ms);
         if (!x->pid) has_stopped(o);
     }
 }
@@ -277,7 +277,7 @@ void gw_own_destroy(struct gw_own *o)
             (void)waitpid(x->pid, NULL, 0);
             (void)close(x->lifeline);
         }
-        http_timer_destroy(x->timer);
+        http_timer_fini(&x->timer);
         (void)unlink(x->address + strlen("unix:"));
     }
     if (o->dir.len > 0) (void)rmdir(buf_cstr(&o->dir));

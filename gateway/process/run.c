@@ -41,7 +41,7 @@ struct gw_run {
     int argc, exit_status;
     char **argv, **envp;
     struct event *signal_ev[N_SIGNALS];
-    struct http_timer *drain;
+    struct http_timer drain;
     uint64_t close_ns, cut_ns; /* while it drains: when no more is accepted; what is left is cut */
     struct gw_registry *registry; /* NULL: none */
     struct gw_memory *memory;     /* NULL: off */
@@ -94,7 +94,7 @@ static void on_drain_timer(void *arg)
     if (gw_loops_idle(server) || now >= u->cut_ns + CUT_GRACE_MS * 1000000ull)
         end_workers(u);
     else
-        http_timer_set(u->drain, IDLE_POLL_MS);
+        http_timer_set(&u->drain, IDLE_POLL_MS);
 }
 
 static void begin_drain(struct gw_run *u)
@@ -345,7 +345,7 @@ static int start_gateway(struct gw_run *u, struct gw_config *c, struct err *err)
         r = gw_memory_create(control(u)->http_loop, server->pool, server->learner,
                              c->segment_memory, buf_cstr(&u->dir), &u->memory);
     if (r == 0) r = gw_sysd_create(control(u)->http_loop, &server->sysd, err);
-    if (r == 0) r = http_timer_create(control(u)->http_loop, on_drain_timer, u, &u->drain);
+    if (r == 0) http_timer_init(&u->drain, control(u)->http_loop, on_drain_timer, u);
     if (r == 0) r = watch_signals(u);
     if (r == 0) r = start_admin(u, err);
     if (r == 0)
@@ -374,7 +374,7 @@ static void stop_gateway(struct gw_run *u)
     gw_upstreams_free(u->workers);
     gw_directory_destroy(server->directory);
     gw_stats_destroy(server->stats);
-    http_timer_destroy(u->drain);
+    http_timer_fini(&u->drain);
     for (int i = 0; i < N_SIGNALS; i++)
         if (u->signal_ev[i]) event_free(u->signal_ev[i]);
     gw_sysd_destroy(server->sysd);

@@ -81,7 +81,7 @@ struct gw_loop {
     struct mem_stock stock;   /* struct gw_req */
     struct gw_scan_job *jobs; /* with the helpers */
     struct buf path, headers; /* of the call that is being made */
-    struct http_timer *queue_timer, *tick;
+    struct http_timer queue_timer, tick;
     atomic_uint told; /* GW_TELL_*: what other threads want of this loop */
     bool accepting;
     pthread_t thread;

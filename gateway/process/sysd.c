@@ -55,17 +55,16 @@ static void on_watchdog(void *arg)
 {
     struct gw_sysd *s = arg;
     gw_sysd_tell(s, "WATCHDOG=1");
-    http_timer_set(s->watchdog, s->watchdog_ms);
+    http_timer_set(&s->watchdog, s->watchdog_ms);
 }
 
-static int start_watchdog(struct gw_sysd *s, struct http_loop *l)
+static void start_watchdog(struct gw_sysd *s, struct http_loop *l)
 {
     int64_t period_us = for_us("WATCHDOG_PID") ? number_of("WATCHDOG_USEC") : 0;
-    if (period_us <= 0 || !s->notify[0]) return 0;
+    if (period_us <= 0 || !s->notify[0]) return;
     s->watchdog_ms = (uint64_t)period_us / 2000; /* half the time, as sd_watchdog_enabled(3) says */
-    int r = http_timer_create(l, on_watchdog, s, &s->watchdog);
-    if (r == 0) http_timer_set(s->watchdog, s->watchdog_ms);
-    return r;
+    http_timer_init(&s->watchdog, l, on_watchdog, s);
+    http_timer_set(&s->watchdog, s->watchdog_ms);
 }
 
 int gw_sysd_create(struct http_loop *l, struct gw_sysd **ret, struct err *err)
@@ -78,7 +77,7 @@ int gw_sysd_create(struct http_loop *l, struct gw_sysd **ret, struct err *err)
     if (to && (*to == '/' || *to == '@') && strlen(to) < sizeof s->notify)
         memcpy(s->notify, to, strlen(to));
     int r = read_fds(s, err);
-    if (r == 0) r = start_watchdog(s, l);
+    if (r == 0) start_watchdog(s, l);
     for (size_t i = 0; i < sizeof variables / sizeof variables[0]; i++)
         (void)unsetenv(variables[i]);
     if (r < 0) {
@@ -111,7 +110,7 @@ void gw_sysd_tell(const struct gw_sysd *s, const char *state)
 void gw_sysd_destroy(struct gw_sysd *s)
 {
     if (!s) return;
-    http_timer_destroy(s->watchdog);
+    http_timer_fini(&s->watchdog);
     mem_free(s->names);
     mem_free(s);
 }

@@ -9,19 +9,19 @@
 #ifndef GATEWAY_PROCESS_SYSD_H
 #define GATEWAY_PROCESS_SYSD_H
 
+#include "base/net/http_loop.h"
+
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/un.h>
 
 struct err;
-struct http_loop;
-struct http_timer;
 enum { GW_SYSD_FIRST_FD = 3 /* SD_LISTEN_FDS_START */, GW_SYSD_FDS_MAX = 16 };
 struct gw_sysd {
     size_t n_fds;                      /* passed sockets, from GW_SYSD_FIRST_FD on */
     const char *name[GW_SYSD_FDS_MAX]; /* FileDescriptorName= ("unknown" when none) */
     char *names;                       /* cut by NULs */
-    struct http_timer *watchdog;
+    struct http_timer watchdog;
     uint64_t watchdog_ms;
     char notify[sizeof(((struct sockaddr_un *)0)->sun_path)];
 };

@@ -31,7 +31,7 @@ static void unpark(struct gw_req *q)
     q->park.prev = q->park.next = NULL;
     loop->n_parked[gw_req_group(q)]--;
     q->stage = GW_QUEUED;
-    http_timer_clear(q->park.timer);
+    http_timer_fini(&q->park.timer);
 }
 
 /* Why no target can be had, to the client. */
@@ -109,17 +109,14 @@ static void wait_for(struct gw_req *q, enum gw_pick why, uint32_t wait_ms)
     if (restart) end = q->park.since_ns + gw_config_of(q)->retry_wait_ms * 1000000ull;
     q->park.why = why;
     q->park.wait_ms = wait_ms;
-    http_timer_set(q->park.timer, end > now ? (end - now) / 1000000 + 1 : 1);
+    http_timer_set(&q->park.timer, end > now ? (end - now) / 1000000 + 1 : 1);
 }
 
 static void park(struct gw_req *q, enum gw_pick why, uint32_t wait_ms)
 {
     struct gw_loop *loop = q->loop;
     uint64_t now = clock_ns();
-    if (!q->park.timer && http_timer_create(loop->http_loop, on_park_over, q, &q->park.timer) < 0) {
-        gw_answer_no_memory(q);
-        return;
-    }
+    http_timer_init(&q->park.timer, loop->http_loop, on_park_over, q);
     if (q->has_ticket && gw_admit_park(&loop->server->admit, &q->ticket) < 0) {
         gw_admission_refuse(q, GW_SHED_FULL, "The server is busy and its queue is full.");
         return;
@@ -198,7 +195,7 @@ void gw_relay_arm_queue(void *arg)
         gw_admission_refuse(q, GW_SHED_TIMEOUT,
                             "The server is busy; the request waited too long for its turn.");
     }
-    if (next) http_timer_set(loop->queue_timer, (next - now) / 1000000 + 1);
+    if (next) http_timer_set(&loop->queue_timer, (next - now) / 1000000 + 1);
 }
 
 void gw_relay_take_turns(struct gw_loop *loop)
@@ -233,7 +230,6 @@ void gw_relay_close(struct gw_req *q)
     if (q->stage == GW_PARKED) unpark(q);
     gw_send_cancel(q);
     if (q->loop_call) q->loop_call->q = NULL;
-    if (q->park.timer) http_timer_destroy(q->park.timer);
     if (q->active) gw_stats_add(GW_M_ACTIVE, -1);
     buf_fini(&q->ans.headers);
     buf_fini(&q->ans.body);

@@ -36,7 +36,7 @@ struct gw_gather;
 struct gw_scan_job;
 struct gw_park { /* while it waits for room at a target */
     struct gw_req *prev, *next;
-    struct http_timer *timer;
+    struct http_timer timer;
     enum gw_pick why;
     uint32_t wait_ms;
     uint64_t since_ns;

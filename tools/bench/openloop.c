@@ -30,7 +30,7 @@ struct run {
     struct openloop_ret *ret;
     struct http_loop *loop;
     struct http_client *client;
-    struct http_timer *timer;
+    struct http_timer timer;
     struct call *call;   /* [n] times n_calls and the own one */
     struct call *stream; /* [n_streams], behind them */
     size_t next, n_over;
@@ -127,7 +127,7 @@ static void on_end(void *ctx, int status)
     } else if (c->kind == STREAM) {
         u->failed_status = c->shot.http_status;
         u->n_failed = c->shot.n_pieces > 0 ? 0 : u->n_failed + 1;
-        if (u->n_failed == 0) http_timer_set(u->timer, 0); /* else again at the next look */
+        if (u->n_failed == 0) http_timer_set(&u->timer, 0); /* else again at the next look */
     } else if (c->kind == PLAIN || ++u->n_over == u->o->n) {
         http_loop_stop(u->loop);
     }
@@ -239,7 +239,7 @@ static void on_time(void *arg)
 {
     struct run *u = arg;
     const struct openloop_opts *o = u->o;
-    http_timer_set(u->timer, LOOK_MS);
+    http_timer_set(&u->timer, LOOK_MS);
     const bool ready = begun(u);
     if (!ready && u->n_failed > STREAM_TRIES) u->err = -EIO;
     if (o->stopped && o->stopped()) u->err = -ECANCELED;
@@ -252,7 +252,7 @@ static void on_time(void *arg)
     if (wake_s <= now_s)
         cut_all(u, -ETIMEDOUT);
     else if ((wake_s - now_s) * 1e3 < LOOK_MS)
-        http_timer_set(u->timer, (uint64_t)((wake_s - now_s) * 1e3) + 1);
+        http_timer_set(&u->timer, (uint64_t)((wake_s - now_s) * 1e3) + 1);
 }
 
 static int run_open(struct run *u, unsigned timeout_ms)
@@ -268,7 +268,7 @@ static int run_open(struct run *u, unsigned timeout_ms)
 
 static void run_close(struct run *u)
 {
-    if (u->timer) http_timer_destroy(u->timer);
+    http_timer_fini(&u->timer);
     if (u->client) http_client_destroy(u->client);
     http_loop_destroy(u->loop);
 }
@@ -307,9 +307,9 @@ int openloop_run(const struct openloop_opts *o, struct openloop_ret *ret, struct
     *ret = (struct openloop_ret){0};
     int r = make_calls(&u, n_calls);
     if (r == 0) r = run_open(&u, 0);
-    if (r == 0) r = http_timer_create(u.loop, on_time, &u, &u.timer);
     if (r == 0) {
-        http_timer_set(u.timer, 0);
+        http_timer_init(&u.timer, u.loop, on_time, &u);
+        http_timer_set(&u.timer, 0);
         r = http_loop_run(u.loop);
         ret->load_s = (double)(clock_ns() - u.start_ns) / 1e9;
     }

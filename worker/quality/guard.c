@@ -74,7 +74,7 @@ struct wk_guard {
     struct fus_range *range;
     size_t n_range;
     struct wk_msg msg;
-    struct http_timer *timer;
+    struct http_timer timer;
 };
 
 static bool guard_is_on(const struct worker *w)
@@ -454,7 +454,7 @@ static void work_on_shadow(void *arg)
     g->back = NULL;
     if (back) back(g);
     if (atomic_load(&g->away) || g->back || (!g->cur && !take_shadow(g))) return;
-    if (!is_idle(g) || !submit_step(g)) http_timer_set(g->timer, IDLE_MS);
+    if (!is_idle(g) || !submit_step(g)) http_timer_set(&g->timer, IDLE_MS);
 }
 
 static void on_msg(struct wk_msg *m)
@@ -469,10 +469,7 @@ int wk_guard_create(struct worker *w)
     struct wk_guard *g = mem_zalloc(sizeof *g);
 
     if (!g) return -ENOMEM;
-    if (http_timer_create(w->loop, work_on_shadow, g, &g->timer) < 0) {
-        mem_free(g);
-        return -ENOMEM;
-    }
+    http_timer_init(&g->timer, w->loop, work_on_shadow, g);
     g->w = w;
     g->msg.fn = on_msg;
     STAILQ_INIT(&g->queue);
@@ -551,7 +548,7 @@ void wk_guard_destroy(struct worker *w)
 
     if (!g) return;
     wk_unpost(w, &g->msg);
-    http_timer_destroy(g->timer);
+    http_timer_fini(&g->timer);
     if (g->cur) wk_guard_drop(g->cur);
     for (struct wk_shadow *s; (s = STAILQ_FIRST(&g->queue));) {
         STAILQ_REMOVE_HEAD(&g->queue, link);

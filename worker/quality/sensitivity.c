@@ -44,7 +44,7 @@ struct wk_sensitivity {
     struct wk_sensitivity_stats stats;
     uint64_t wanted_ns; /* the last wk_sensitivity_want() */
     struct wk_msg msg;  /* something is pending, or a step of the job has ended */
-    struct http_timer *timer;
+    struct http_timer timer;
     struct worker *w;
     /* The job; loop thread, and the engine thread while it is submitted. */
     struct text *own, *before[FUS_NEIGHBOURS_MAX];
@@ -297,7 +297,7 @@ static void work_on_scores(void *arg)
     bool pending = s->pending.n || s->few.n, idle = is_idle(s);
     bool taken = idle && (take_from(s, &s->pending) || take_from(s, &s->few));
     pthread_mutex_unlock(&s->m);
-    if (pending && !idle) http_timer_set(s->timer, IDLE_MS);
+    if (pending && !idle) http_timer_set(&s->timer, IDLE_MS);
     if (!taken) return;
     s->score = mem_zalloc(s->own->n * sizeof *s->score);
     if (!s->score || !job_submit(s)) job_end(s, false, s->score == NULL);
@@ -313,10 +313,7 @@ int wk_sensitivity_create(struct worker *w)
     struct wk_sensitivity *s = mem_zalloc(sizeof *s);
 
     if (!s) return -ENOMEM;
-    if (http_timer_create(w->loop, work_on_scores, s, &s->timer) < 0) {
-        mem_free(s);
-        return -ENOMEM;
-    }
+    http_timer_init(&s->timer, w->loop, work_on_scores, s);
     s->w = w;
     s->msg.fn = on_msg;
     TAILQ_INIT(&s->pending.list);
@@ -332,7 +329,7 @@ void wk_sensitivity_destroy(struct worker *w)
 
     if (!s) return;
     wk_unpost(w, &s->msg);
-    http_timer_destroy(s->timer);
+    http_timer_fini(&s->timer);
     if (s->own) job_end(s, false, false);
     while (s->pending.n)
         text_unref(queue_take(&s->pending, TAILQ_FIRST(&s->pending.list)));

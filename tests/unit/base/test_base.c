@@ -338,10 +338,10 @@ static void on_lag_timer(void *arg)
 TEST(loop_lag_is_measured)
 {
     struct http_loop *l = NULL;
-    struct http_timer *t = NULL;
+    struct http_timer t = {0};
     ASSERT_OK(http_loop_create(&l));
-    ASSERT_OK(http_timer_create(l, on_lag_timer, l, &t));
-    http_timer_set(t, 250); /* two probes fit */
+    http_timer_init(&t, l, on_lag_timer, l);
+    http_timer_set(&t, 250); /* two probes fit */
     ASSERT_OK(http_loop_run(l));
     ASSERT_TRUE(http_loop_lag_ms(l) >= 0);
     struct buf b = BUF_INIT;
@@ -349,7 +349,7 @@ TEST(loop_lag_is_measured)
     const char *at = strstr(buf_cstr(&b), "\nkvblend_loop_lag_seconds_count ");
     ASSERT_TRUE(at != NULL && at[32] >= '1');
     buf_fini(&b);
-    http_timer_destroy(t);
+    http_timer_fini(&t);
     http_loop_stop(l); /* stopping before a run ends that run at once */
     ASSERT_OK(http_loop_run(l));
     http_loop_destroy(l);

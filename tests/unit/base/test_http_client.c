@@ -25,7 +25,7 @@ struct fix {
     struct http_loop *loop;
     struct http_server *server;
     struct http_client *client;
-    struct http_timer *guard;
+    struct http_timer guard;
     struct one_call calls[CALLS_MAX];
     int n_open; /* calls that have not ended; the loop stops at 0 */
     int n_closed, n_aborted, n_drains, n_requests;
@@ -132,12 +132,12 @@ static void fix_init(struct fix *f, const char *client_address)
     struct http_client_opts o = {.address = client_address ? client_address : address,
                                  .conns_max = 8};
     ASSERT_OK(http_client_create(f->loop, &o, &f->client));
-    ASSERT_OK(http_timer_create(f->loop, on_guard, f, &f->guard));
+    http_timer_init(&f->guard, f->loop, on_guard, f);
 }
 
 static void run(struct fix *f)
 {
-    http_timer_set(f->guard, 30000);
+    http_timer_set(&f->guard, 30000);
     ASSERT_OK(http_loop_run(f->loop));
     ASSERT_TRUE(!f->timed_out);
 }
@@ -147,7 +147,7 @@ static void fix_fini(struct fix *f)
     http_client_destroy(f->client);
     http_server_destroy(f->server);
     ASSERT_EQ(f->n_closed, f->n_requests);
-    http_timer_destroy(f->guard);
+    http_timer_fini(&f->guard);
     http_loop_destroy(f->loop);
     for (int i = 0; i < CALLS_MAX; i++)
         buf_fini(&f->calls[i].body);

@@ -31,7 +31,7 @@ struct fix {
     struct http_server *server;
     struct http_client *client;
     struct http_tls *server_tls, *client_tls;
-    struct http_timer *guard;
+    struct http_timer guard;
     struct one_call calls[CALLS];
     char dir[64], path[8][128], address[64];
     int n_open, n_requests;
@@ -124,7 +124,7 @@ static void fix_init(struct fix *f)
     cert_free(&ca);
     cert_free(&other);
     ASSERT_OK(http_loop_create(&f->loop));
-    ASSERT_OK(http_timer_create(f->loop, on_guard, f, &f->guard));
+    http_timer_init(&f->guard, f->loop, on_guard, f);
 }
 
 static void serve(struct fix *f, const char *cert, const char *client_ca,
@@ -170,7 +170,7 @@ static void fix_fini(struct fix *f)
     http_server_destroy(f->server);
     http_tls_unref(f->server_tls);
     http_tls_unref(f->client_tls);
-    http_timer_destroy(f->guard);
+    http_timer_fini(&f->guard);
     http_loop_destroy(f->loop);
     for (int i = 0; i < CALLS; i++)
         buf_fini(&f->calls[i].body);
@@ -219,7 +219,7 @@ static void on_end(void *ctx, int status)
 
 static void run(struct fix *f)
 {
-    http_timer_set(f->guard, 60000);
+    http_timer_set(&f->guard, 60000);
     ASSERT_OK(http_loop_run(f->loop));
     ASSERT_TRUE(!f->timed_out);
 }

@@ -2,6 +2,7 @@
 #include "tests/test.h"
 
 #include "base/buf.h"
+#include "base/mem.h"
 #include "base/net/http.h"
 #include "tools/bench/openloop.h"
 
@@ -34,7 +35,6 @@ static void finish(void *arg)
 /* /slow pauses within its answer, /silent never answers, /error ends in an error frame. */
 static void on_request(void *ctx, struct http_req *r)
 {
-    struct http_timer *t;
     (void)ctx;
     if (strcmp(r->msg.path, "/silent") == 0) return;
     if (strcmp(r->msg.method, "GET") == 0) {
@@ -49,7 +49,10 @@ static void on_request(void *ctx, struct http_req *r)
     }
     frame(r, "{\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}");
     frame(r, "{\"choices\":[{\"delta\":{\"content\":\"a\"}}]}");
-    if (http_timer_create(loop, finish, r, &t) == 0) http_timer_set(t, LATE_MS);
+    struct http_timer *t = mem_zalloc(sizeof *t);
+    ASSERT_TRUE(t != NULL);
+    http_timer_init(t, loop, finish, r);
+    http_timer_set(t, LATE_MS);
 }
 
 static void on_close(void *ctx, struct http_req *r, bool aborted)

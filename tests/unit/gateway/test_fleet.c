@@ -27,7 +27,7 @@ struct stub {
 
 struct site {
     struct http_loop *loop;
-    struct http_timer *tick;
+    struct http_timer tick;
     struct gw_config config;
     struct gw_fleet *fleet;
     struct stub stub[4];
@@ -110,14 +110,14 @@ static void site_tick(void *arg)
     if ((s->until && s->until(s)) || clock_ns() > s->deadline_ns)
         http_loop_stop(s->loop);
     else
-        http_timer_set(s->tick, 2);
+        http_timer_set(&s->tick, 2);
 }
 
 static bool run_until(struct site *s, bool (*until)(struct site *s))
 {
     s->until = until;
     s->deadline_ns = clock_ns() + 20000000000u;
-    http_timer_set(s->tick, 0);
+    http_timer_set(&s->tick, 0);
     ASSERT_OK(http_loop_run(s->loop));
     return until(s);
 }
@@ -131,7 +131,7 @@ static void run_for(struct site *s, unsigned ms)
 {
     s->until = never;
     s->deadline_ns = clock_ns() + ms * 1000000ull;
-    http_timer_set(s->tick, 0);
+    http_timer_set(&s->tick, 0);
     ASSERT_OK(http_loop_run(s->loop));
 }
 
@@ -146,7 +146,7 @@ static void site_init(struct site *s)
                                    .breaker_failures = 5,
                                    .breaker_open_ms = 10000};
     ASSERT_OK(http_loop_create(&s->loop));
-    ASSERT_OK(http_timer_create(s->loop, site_tick, s, &s->tick));
+    http_timer_init(&s->tick, s->loop, site_tick, s);
     ASSERT_OK(gw_fleet_create(s->loop, &s->config, NULL, &ops, s, &s->fleet));
 }
 
@@ -157,7 +157,7 @@ static void site_fini(struct site *s)
     gw_fleet_destroy(s->fleet);
     for (size_t i = 0; i < sizeof s->stub / sizeof s->stub[0]; i++)
         http_server_destroy(s->stub[i].server);
-    http_timer_destroy(s->tick);
+    http_timer_fini(&s->tick);
     http_loop_destroy(s->loop);
 }
 

@@ -65,7 +65,7 @@ struct world {
     const char *answer[8]; /* one after the other; NULL: hold the call */
     unsigned n_asked;
     char query[8][128];
-    struct http_timer *limit;
+    struct http_timer limit;
     bool timed_out;
 };
 
@@ -244,11 +244,11 @@ TEST(a_worker_without_a_feed_is_left_alone)
     struct world w = {.answer = {"!", NULL}};
     world_start(&w);
     run_until_asked(&w, 1);
-    ASSERT_OK(http_timer_create(w.loop, on_limit, &w, &w.limit));
-    http_timer_set(w.limit, 800);
+    http_timer_init(&w.limit, w.loop, on_limit, &w);
+    http_timer_set(&w.limit, 800);
     ASSERT_OK(http_loop_run(w.loop));
     ASSERT_TRUE(w.timed_out);
     ASSERT_EQ(w.n_asked, 1);
-    http_timer_destroy(w.limit);
+    http_timer_fini(&w.limit);
     world_stop(&w);
 }

@@ -71,7 +71,7 @@ TEST(states_and_watchdog)
 {
     char dir[] = "/tmp/kvblend-sysd-XXXXXX", path[64];
     struct http_loop *l;
-    struct http_timer *t;
+    struct http_timer t;
     ASSERT_TRUE(mkdtemp(dir) != NULL);
     (void)snprintf(path, sizeof path, "%s/notify", dir);
     ASSERT_OK(http_loop_create(&l));
@@ -86,10 +86,10 @@ TEST(states_and_watchdog)
         ASSERT_STREQ(next_state(fd), "READY=1\n");
         gw_sysd_tell(s, "RELOADING=1");
         ASSERT_TRUE(strncmp(next_state(fd), "RELOADING=1\nMONOTONIC_USEC=", 27) == 0);
-        ASSERT_OK(http_timer_create(l, stop, l, &t));
-        http_timer_set(t, 100);
+        http_timer_init(&t, l, stop, l);
+        http_timer_set(&t, 100);
         ASSERT_OK(http_loop_run(l));
-        http_timer_destroy(t);
+        http_timer_fini(&t);
         ASSERT_STREQ(next_state(fd), "WATCHDOG=1\n");
         gw_sysd_destroy(s);
         (void)close(fd);
