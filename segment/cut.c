@@ -44,9 +44,9 @@ static bool open_space(const struct seg_opts *o, struct space **ret)
 
 /* ---- verdicts ---- */
 
-static bool splits(unsigned seen, unsigned turns)
+static bool splits(const struct gap_side *s)
 {
-    return turns > 0 && turns * TURNS_RARE > seen;
+    return s->turns > 0 && s->turns * TURNS_RARE > s->seen;
 }
 
 static void set_verdict(struct gap *x, int verdict, const char *reason, double confidence)
@@ -58,24 +58,24 @@ static void set_verdict(struct gap *x, int verdict, const char *reason, double c
 
 static double turn_share(const struct gap *x)
 {
-    double l = x->seen_l ? (double)x->turns_l / x->seen_l : 0;
-    double r = x->seen_r ? (double)x->turns_r / x->seen_r : 0;
-    double best = l > r ? l : r, n = (double)x->seen_l + x->seen_r;
+    double l = x->l.seen ? (double)x->l.turns / x->l.seen : 0;
+    double r = x->r.seen ? (double)x->r.turns / x->r.seen : 0;
+    double best = l > r ? l : r, n = (double)x->l.seen + x->r.seen;
     return best * (n + 1) / (n + 2);
 }
 
 static bool held(const struct gap *x)
 {
-    return (x->seen_l && !x->turns_l) || (x->seen_r && !x->turns_r);
+    return (x->l.seen && !x->l.turns) || (x->r.seen && !x->r.turns);
 }
 
 /* One side varies, the other never did: a paragraph that two documents share, or a rare pair. */
 static void judge_conflict(struct gap *x, double prior, bool splits_here)
 {
-    unsigned n_held = x->turns_l ? x->seen_r : x->seen_l;
+    unsigned n_held = x->l.turns ? x->r.seen : x->l.seen;
     bool chance = n_held == 1 && x->form != FORM_WORD; /* the same neighbour twice is no habit */
     bool cut = prior >= 0 ? prior >= (chance ? PRIOR_CHANCE : PRIOR_CUT) : splits_here;
-    bool left = x->turns_l > 0;
+    bool left = x->l.turns > 0;
     set_verdict(x, cut ? GAP_CUT : GAP_JOIN,
                 !cut   ? "one_side_constant"
                 : left ? "next_varies"
@@ -86,7 +86,7 @@ static void judge_conflict(struct gap *x, double prior, bool splits_here)
 static void judge_gap(const struct region *r, struct gap *x)
 {
     double prior = r->space ? (double)x->prior : -1;
-    bool left = splits(x->seen_l, x->turns_l), right = splits(x->seen_r, x->turns_r);
+    bool left = splits(&x->l), right = splits(&x->r);
     bool splits_here = x->form >= FORM_BLANK || r->job->by_line;
     bool moved = x->moved > 0 || (x->together && x->form != FORM_WORD);
     if (x->form == FORM_EDGE) {
@@ -120,8 +120,8 @@ static void thin_words(struct gaps *g)
         struct gap *x = &g->gap[i];
         if (x->verdict != GAP_CUT) continue;
         if (last && x->form == FORM_WORD && x->begin - last->begin < WORD_CUT_APART) {
-            bool better = last->form == FORM_WORD && x->turns_l && x->turns_r &&
-                          !(last->turns_l && last->turns_r);
+            bool better = last->form == FORM_WORD && x->l.turns && x->r.turns &&
+                          !(last->l.turns && last->r.turns);
             if (!better) {
                 set_verdict(x, GAP_JOIN, "near_a_better_cut", 0.5);
                 continue;
@@ -204,7 +204,7 @@ static enum edge_kind edge_kind(const struct gaps *g, size_t at, bool is_begin, 
     if (i == 0) return HELD;
     const struct gap *before = &g->gap[i - 1];
     if (before->form == FORM_WORD || x->form == FORM_WORD) return IN_PIECE;
-    return before->seen_r && x->seen_l ? HELD : IN_PIECE;
+    return before->r.seen && x->l.seen ? HELD : IN_PIECE;
 }
 
 /* Cut a kept text out of what stands around it; edges without a gap go to `more`. */
@@ -289,8 +289,8 @@ static const struct gap *skip_preamble(const struct region *r, const struct gap 
                                        const struct gap *b)
 {
     const struct region_job *j = r->job;
-    if (splits(a->seen_r, a->turns_r)) return a; /* seen elsewhere, so no instructions */
-    if (j->fixed_preamble && a->form == FORM_EDGE && a->seen_r >= 2 && evident(b)) return b;
+    if (splits(&a->r)) return a; /* seen elsewhere, so no instructions */
+    if (j->fixed_preamble && a->form == FORM_EDGE && a->r.seen >= 2 && evident(b)) return b;
     while (a < b && a->begin < j->preamble_end)
         a++;
     return a;
@@ -301,7 +301,7 @@ static bool is_question(const struct region *r, const struct gap *a, const struc
 {
     if (a->begin >= r->question && r->question < r->job->question) return true;
     if (a->begin < r->question) return false;
-    return !splits(a->seen_r, a->turns_r) || !splits(b->seen_l, b->turns_l);
+    return !splits(&a->r) || !splits(&b->l);
 }
 
 static int emit_run(struct region *r, const struct gap *a, const struct gap *b)
@@ -366,7 +366,7 @@ static int explain(const struct region *r, size_t n_before)
         while (from < r->out->n && r->out->seg[from].end < x->end)
             from++;
         bool cut = is_edge_of(r->out, from, x);
-        if (!cut && x->form == FORM_WORD && x->verdict != GAP_CUT && x->turns_l + x->turns_r == 0)
+        if (!cut && x->form == FORM_WORD && x->verdict != GAP_CUT && x->l.turns + x->r.turns == 0)
             continue; /* thousands of words that nothing is known about */
         struct seg_why y = {.msg = r->job->msg,
                             .begin = x->end,
@@ -374,8 +374,8 @@ static int explain(const struct region *r, size_t n_before)
                             .cut = cut,
                             .reason = cut || x->verdict != GAP_CUT ? x->reason : "not_a_chunk",
                             .form = gap_form_name(x->form),
-                            .n_left = x->n_left,
-                            .n_right = x->n_right,
+                            .n_left = x->l.n,
+                            .n_right = x->r.n,
                             .confidence = (double)x->confidence};
         if (!cut && x->verdict == GAP_UNSURE_SPLIT) y.reason = "short_pieces_joined";
         int rc = why_add(r->job->opts->whys, y);

@@ -4,7 +4,7 @@
  * everything between two pieces: white space, rule lines ("---"), marker lines. Every gap carries
  * fingerprints of the bytes on either side in three widths, and of its neighbours. Long pieces
  * without a line break have gaps between words as well. Linear in the text: windows come from one
- * rolling sum, whatever their width. Memory while it runs: 8 bytes per byte of text, 96 per gap.
+ * rolling sum, whatever their width. Memory while it runs: 8 bytes per byte of text, 104 per gap.
  * Thread: any; pure. */
 #ifndef SEGMENT_GAPS_H
 #define SEGMENT_GAPS_H
@@ -24,19 +24,23 @@ enum {                   /* decided about a gap */
        GAP_JOIN,
        GAP_CUT,
 };
+struct gap_side {  /* what is known of one side */
+    uint8_t seen;  /* times it was seen before, in other texts */
+    uint8_t turns; /* how often the neighbour was another one, this text included */
+    uint8_t n;     /* different neighbours, about */
+    uint8_t moved; /* times that it moved together with this neighbour */
+    bool blur;     /* it stands in a text twice: known, but says nothing */
+};
 struct gap {
     uint32_t end, begin;                          /* the piece before ends, the one behind begins */
     uint64_t left[GAP_WIDTHS], right[GAP_WIDTHS]; /* what stands before and behind; 0 at an edge */
-    uint32_t next, prev;       /* fingerprints of the neighbours, as the other side sees them */
-    uint32_t opens;            /* form, and the word that the piece behind starts with; 0: none */
-    uint16_t seen_l, seen_r;   /* times the sides were seen before, in other texts */
-    uint16_t turns_l, turns_r; /* how often the neighbour was another one, this text included */
-    uint8_t n_left, n_right;   /* different neighbours, about */
-    uint8_t moved;             /* times that both sides moved together */
+    uint32_t next, prev; /* fingerprints of the neighbours, as the other side sees them */
+    uint32_t opens;      /* form, and the word that the piece behind starts with; 0: none */
+    struct gap_side l, r;
+    uint8_t moved; /* times that both sides moved together */
     uint8_t form, verdict;
-    bool together;       /* in this very text both sides moved together */
-    bool blur_l, blur_r; /* the side stands in a text twice: known, but says nothing */
-    float prior;         /* share of boundaries among the gaps like it; -1: too few are known */
+    bool together; /* in this very text both sides moved together */
+    float prior;   /* share of boundaries among the gaps like it; -1: too few are known */
     const char *reason;
     float confidence;
 };

@@ -323,23 +323,17 @@ static void count_gap(struct space *s, const struct gap *x, bool cut)
 
 /* ---- evidence ---- */
 
-struct look {
-    uint16_t seen, turns;
-    uint8_t n, moved;
-    bool blur;
-};
-
 /* The widest window that is known decides; one that stands in a text twice says nothing. */
-static struct look look_side(const struct space *s, const uint64_t *key, uint32_t neighbour)
+static struct gap_side look_side(const struct space *s, const uint64_t *key, uint32_t neighbour)
 {
-    struct look r = {0};
+    struct gap_side r = {0};
     for (int k = 0; k < GAP_WIDTHS; k++) {
         const struct side *e = side_find(s, key[k]);
         if (!e && k > 0) break; /* what is unknown at 256 bytes is unknown at 1024 */
         if (!e) continue;
         r.blur = e->repeated;
         r.seen = e->repeated ? 0 : e->seen;
-        r.turns = e->repeated ? 0 : (uint16_t)(e->turns + (e->neighbour != neighbour));
+        r.turns = e->repeated ? 0 : (uint8_t)(e->turns + (e->neighbour != neighbour));
         r.n = (uint8_t)__builtin_popcount(e->sketch | 1u << (neighbour & 7));
         r.moved = e->neighbour == neighbour ? e->moved : 0;
     }
@@ -349,8 +343,8 @@ static struct look look_side(const struct space *s, const uint64_t *key, uint32_
 /* Both sides were next to each other before, as far as they say anything. */
 static bool familiar(const struct gap *x)
 {
-    bool known = (x->seen_l || x->blur_l) && (x->seen_r || x->blur_r) && (x->seen_l || x->seen_r);
-    return known && x->turns_l == 0 && x->turns_r == 0;
+    bool known = (x->l.seen || x->l.blur) && (x->r.seen || x->r.blur) && (x->l.seen || x->r.seen);
+    return known && x->l.turns == 0 && x->r.turns == 0;
 }
 
 void learn_look(struct space *s, struct gaps *g)
@@ -361,25 +355,16 @@ void learn_look(struct space *s, struct gaps *g)
         learn_lock(s);
         for (size_t i = from; i < to; i++) {
             struct gap *x = &g->gap[i];
-            struct look l = {0}, r = {0};
             if (i + 8 < to) {
                 __builtin_prefetch(bucket(s, g->gap[i + 8].left[0]));
                 __builtin_prefetch(bucket(s, g->gap[i + 8].right[0]));
             }
-            if (i > 0) l = look_side(s, x->left, x->next);
-            if (i + 1 < g->n) r = look_side(s, x->right, x->prev);
-            x->seen_l = l.seen;
-            x->turns_l = l.turns;
-            x->n_left = l.n;
-            x->blur_l = l.blur;
-            x->blur_r = r.blur;
-            x->seen_r = r.seen;
-            x->turns_r = r.turns;
-            x->n_right = r.n;
-            x->moved = l.moved > r.moved ? l.moved : r.moved;
+            if (i > 0) x->l = look_side(s, x->left, x->next);
+            if (i + 1 < g->n) x->r = look_side(s, x->right, x->prev);
+            x->moved = x->l.moved > x->r.moved ? x->l.moved : x->r.moved;
             x->prior = prior_of(s, x);
             x->together = moved && familiar(x);
-            if (!familiar(x)) moved = x->turns_r > 0;
+            if (!familiar(x)) moved = x->r.turns > 0;
         }
         learn_unlock(s);
     }
