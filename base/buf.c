@@ -84,6 +84,7 @@ int buf_addf(struct buf *b, const char *fmt, ...)
 
 int buf_add_json_str(struct buf *b, const char *s, size_t len)
 {
+    static const char from[5] = "\"\\\n\r\t", to[5] = "\"\\nrt";
     size_t start = b->len;
     int r = buf_addc(b, '"');
     const unsigned char *p = (const unsigned char *)s;
@@ -97,25 +98,11 @@ int buf_add_json_str(struct buf *b, const char *s, size_t len)
         r = buf_add(b, s + run, i - run);
         run = i + 1;
         if (r < 0 || i == len) break;
-        switch (p[i]) {
-        case '"':
-            r = buf_adds(b, "\\\"");
-            break;
-        case '\\':
-            r = buf_adds(b, "\\\\");
-            break;
-        case '\n':
-            r = buf_adds(b, "\\n");
-            break;
-        case '\r':
-            r = buf_adds(b, "\\r");
-            break;
-        case '\t':
-            r = buf_adds(b, "\\t");
-            break;
-        default:
+        const char *at = memchr(from, p[i], sizeof from);
+        if (at)
+            r = buf_add(b, (char[2]){'\\', to[at - from]}, 2);
+        else
             r = p[i] < 0x20 ? buf_addf(b, "\\u%04x", p[i]) : buf_adds(b, "\xEF\xBF\xBD");
-        }
     }
     if (r == 0) r = buf_addc(b, '"');
     if (r < 0) b->len = start;

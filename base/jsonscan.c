@@ -61,20 +61,13 @@ size_t json_utf8_len(const char *text, size_t len)
 unsigned json_depth(const char *text, size_t len)
 {
     unsigned depth = 0, max = 0;
-    bool in_str = false;
-
-    for (size_t i = 0; i < len; i++) {
-        char c = text[i];
-        if (in_str) {
-            if (c == '\\')
-                i++;
-            else if (c == '"')
-                in_str = false;
-        } else if (c == '"') {
-            in_str = true;
-        } else if (c == '{' || c == '[') {
+    for (const char *p = text, *end = text + len; p < end; p++) {
+        if (*p == '"') {
+            p = json_string_end(p + 1, end);
+            if (p == end) break;
+        } else if (*p == '{' || *p == '[') {
             if (++depth > max) max = depth;
-        } else if ((c == '}' || c == ']') && depth > 0) {
+        } else if ((*p == '}' || *p == ']') && depth > 0) {
             depth--;
         }
     }
