@@ -33,10 +33,7 @@ struct choice {
 };
 
 struct fus_job {
-    struct fus_request req; /* with copies of all arrays but tok */
-    struct fus_range *range;
-    struct fus_capture *capture;
-    int32_t *stop;
+    struct fus_request req;
     int32_t *banned; /* EOG and stop ids, for min_new */
     size_t n_banned;
     atomic_bool cancel;
@@ -62,7 +59,6 @@ struct fus_engine {
     /* guarded by m */
     struct fus_job *waiting;  /* by due_ns */
     struct build_job *builds; /* urgent ones first */
-    unsigned n_builds;
     bool stop;
     struct fus_engine_stats stats;
     /* the engine thread sets them under m, and looks at them without */
@@ -92,18 +88,8 @@ static void job_free(struct fus_job *j)
         fus_sampler_destroy(j->choice[i].sampler);
     }
     mem_free(j->choice);
-    mem_free(j->range);
-    mem_free(j->capture);
-    mem_free(j->stop);
     mem_free(j->banned);
     mem_free(j);
-}
-
-static void *copy_of(const void *p, size_t n, size_t size)
-{
-    void *c = mem_alloc(n * size + 1);
-    if (c && n) memcpy(c, p, n * size);
-    return c;
 }
 
 static int job_create(const struct fus_engine *e, const struct fus_request *r, struct fus_job **ret)
@@ -112,10 +98,7 @@ static int job_create(const struct fus_engine *e, const struct fus_request *r, s
     if (!j) return -ENOMEM;
     j->req = *r;
     j->choice = mem_zalloc(r->n_choices * sizeof(*j->choice));
-    j->range = copy_of(r->plan.range, r->plan.n_range, sizeof(*j->range));
-    j->capture = copy_of(r->plan.capture, r->plan.n_capture, sizeof(*j->capture));
-    j->stop = copy_of(r->stop_ids, r->n_stop_ids, sizeof(*j->stop));
-    int err = j->choice && j->range && j->capture && j->stop ? 0 : -ENOMEM;
+    int err = j->choice ? 0 : -ENOMEM;
     for (unsigned i = 0; err == 0 && i < r->n_choices; i++) {
         struct fus_sampling p = r->sampling;
         p.seed += i;
@@ -126,10 +109,7 @@ static int job_create(const struct fus_engine *e, const struct fus_request *r, s
         job_free(j);
         return err;
     }
-    j->req.plan.range = j->range;
-    j->req.plan.capture = j->capture;
     j->req.plan.cancel = &j->cancel;
-    j->req.stop_ids = j->stop;
     j->submit_ns = clock_ns();
     j->due_ns = j->submit_ns + (r->due_ms > 0 ? (uint64_t)(r->due_ms * 1e6) : 0);
     *ret = j;
@@ -575,7 +555,6 @@ static int build_start(struct fus_engine *e)
         return 0;
     }
     e->builds = b->next;
-    e->n_builds--;
     e->building = b;
     atomic_store(&e->build_cancel, e->stop);
     pthread_mutex_unlock(&e->m);
@@ -856,13 +835,13 @@ int fus_build_submit(struct fus_engine *e, const struct fus_build *b)
     if (!j) return -ENOMEM;
     j->b = *b;
     pthread_mutex_lock(&e->m);
-    if (e->stop || e->n_builds >= 4 * e->o.max_queue) { /* chosen: builds are small and can wait */
+    if (e->stop ||
+        e->stats.n_builds >= 4 * e->o.max_queue) { /* chosen: builds are small and can wait */
         pthread_mutex_unlock(&e->m);
         mem_free(j);
         return -EAGAIN;
     }
     build_enqueue(e, j);
-    e->n_builds++;
     e->stats.n_builds++;
     pthread_cond_signal(&e->wake);
     pthread_mutex_unlock(&e->m);

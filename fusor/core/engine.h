@@ -1,7 +1,6 @@
 /* engine: the thread that runs requests: queue, continuous batching, builds in idle time.
  *
- * fus_engine_create() starts one thread that owns the core. fus_submit() queues a request (copying
- * its plan); tokens come by callback on the engine thread; fus_cancel() may come at any time from
+ * fus_engine_create() starts one thread that owns the core. fus_submit() queues a request; tokens come by callback on the engine thread; fus_cancel() may come at any time from
  * any thread. Every submitted request gets exactly one on_done. Callbacks must be short (hand the
  * event to a ring) and may not call back into the engine except fus_cancel(). Order of work: decode
  * steps of all running choices between the steps of one prefill (step_budget.h), that of the
@@ -77,14 +76,14 @@ struct fus_request_ops { /* engine thread */
     bool (*waits)(void *ctx);
 };
 struct fus_request {
-    struct fus_plan plan; /* tok must stay valid until on_done */
+    struct fus_plan plan; /* its arrays must stay valid until on_done */
     struct fus_sampling sampling;
     unsigned n_choices; /* >= 1; seeds seed, seed+1, … */
     /* The queue is sorted by arrival + due_ms (policy/order.h); 0 for all: as they come. */
     double due_ms;
     uint32_t max_new, min_new; /* max_new is cut to what the context holds; 0 = prefill only */
     bool ignore_eos;
-    const int32_t *stop_ids; /* copied */
+    const int32_t *stop_ids; /* likewise */
     size_t n_stop_ids;
     bool (*is_eog)(void *ctx, int32_t id); /* end-of-generation test */
     const struct fus_request_ops *ops;

@@ -84,7 +84,6 @@ void fus_profile_fingerprint(const struct model_cfg *cfg, char ret[FUS_FINGERPRI
 /* ---- reading ---- */
 
 struct reader {
-    const char *path;
     const json_t *root;
     struct err *err;
     int r; /* the first failure; after it nothing is read */
@@ -96,7 +95,7 @@ static double number(struct reader *d, const char *key, double dflt, double min,
     if (d->r < 0 || !v) return dflt;
     if (json_is_number(v) && json_number_value(v) >= min && json_number_value(v) <= max)
         return json_number_value(v);
-    d->r = err_set(d->err, -EINVAL, "%s: \"%s\" is not a number in %g…%g", d->path, key, min, max);
+    d->r = err_set(d->err, -EINVAL, "\"%s\" is not a number in %g…%g", key, min, max);
     return dflt;
 }
 
@@ -106,8 +105,7 @@ static unsigned whole(struct reader *d, const char *key, unsigned dflt, unsigned
     if (d->r < 0 || !v) return dflt;
     if (json_is_integer(v) && json_integer_value(v) >= min && json_integer_value(v) <= max)
         return (unsigned)json_integer_value(v);
-    d->r = err_set(d->err, -EINVAL, "%s: \"%s\" is not a whole number in %u…%u", d->path, key, min,
-                   max);
+    d->r = err_set(d->err, -EINVAL, "\"%s\" is not a whole number in %u…%u", key, min, max);
     return dflt;
 }
 
@@ -117,7 +115,7 @@ static const char *text(struct reader *d, const char *key)
     const json_t *v = json_object_get(d->root, key);
     if (d->r < 0 || !v) return "";
     if (json_is_string(v)) return json_string_value(v);
-    d->r = err_set(d->err, -EINVAL, "%s: \"%s\" is not a text", d->path, key);
+    d->r = err_set(d->err, -EINVAL, "\"%s\" is not a text", key);
     return "";
 }
 
@@ -132,29 +130,29 @@ static void read_names(struct reader *d, struct fus_profile *p)
     const char *tensor = text(d, "tensor"), *strategy = text(d, "strategy");
     const char *gone = opt_removed("strategy", strategy);
     if (*tensor && strcmp(tensor, "K") != 0 && d->r == 0)
-        d->r = err_set(d->err, -EINVAL, "%s: tensor %.20s was removed; %s: calibrate again",
-                       d->path, tensor, opt_removed("kvblend.tensor", NULL));
+        d->r = err_set(d->err, -EINVAL, "tensor %.20s was removed; %s: calibrate again", tensor,
+                       opt_removed("kvblend.tensor", NULL));
     if (*tensor) ignore(p, "tensor");
     if (!*strategy || d->r < 0 || pol_strategy_parse(strategy, &p->strategy) == 1) return;
     if (gone)
-        d->r = err_set(d->err, -EINVAL, "%s: strategy %s was removed; %s", d->path, strategy, gone);
+        d->r = err_set(d->err, -EINVAL, "strategy %s was removed; %s", strategy, gone);
     else
-        d->r = err_set(d->err, -EINVAL, "%s: unknown strategy \"%.32s\"", d->path, strategy);
+        d->r = err_set(d->err, -EINVAL, "unknown strategy \"%.32s\"", strategy);
 }
 
 static void read_ratios(struct reader *d, const json_t *ratios, struct fus_profile *p)
 {
     const size_t n = json_array_size(ratios);
     if (!json_is_array(ratios) || n > FUS_PROFILE_RATIOS_MAX) {
-        d->r = err_set(d->err, -EINVAL, "%s: \"ratios\" is not a list of at most %d numbers",
-                       d->path, FUS_PROFILE_RATIOS_MAX);
+        d->r = err_set(d->err, -EINVAL, "\"ratios\" is not a list of at most %d numbers",
+                       FUS_PROFILE_RATIOS_MAX);
         return;
     }
     for (size_t i = 0; i < n; i++) {
         const json_t *v = json_array_get(ratios, i);
         const double x = json_number_value(v);
         if (!json_is_number(v) || !(x >= 0 && x <= 1) || (i > 0 && x <= p->ratios[i - 1])) {
-            d->r = err_set(d->err, -EINVAL, "%s: \"ratios\" do not ascend within 0…1", d->path);
+            d->r = err_set(d->err, -EINVAL, "\"ratios\" do not ascend within 0…1");
             return;
         }
         p->ratios[i] = x;
@@ -171,7 +169,7 @@ static void read_losses(struct reader *d, struct fus_profile *p)
     clear_losses(p);
     read_ratios(d, ratios, p);
     if (d->r == 0 && !json_is_object(all))
-        d->r = err_set(d->err, -EINVAL, "%s: \"losses\" is not an object", d->path);
+        d->r = err_set(d->err, -EINVAL, "\"losses\" is not an object");
     if (d->r < 0) return;
     json_object_foreach((json_t *)all, name, of)
     {
@@ -179,16 +177,14 @@ static void read_losses(struct reader *d, struct fus_profile *p)
         if (opt_removed("strategy", name)) ignore(p, name);
         if (pol_strategy_parse(name, &s) != 1) continue; /* or of a later version */
         if (json_array_size(of) != p->n_ratios) {
-            d->r = err_set(d->err, -EINVAL, "%s: \"%.32s\" does not have a loss for each ratio",
-                           d->path, name);
+            d->r = err_set(d->err, -EINVAL, "\"%.32s\" does not have a loss for each ratio", name);
             return;
         }
         for (size_t i = 0; i < p->n_ratios; i++) {
             const json_t *v = json_array_get(of, i);
             if (json_is_null(v)) continue;
             if (!json_is_number(v) || json_number_value(v) < 0) {
-                d->r = err_set(d->err, -EINVAL, "%s: a loss of \"%.32s\" is no number >= 0",
-                               d->path, name);
+                d->r = err_set(d->err, -EINVAL, "a loss of \"%.32s\" is no number >= 0", name);
                 return;
             }
             p->losses[s][i] = json_number_value(v);
@@ -202,8 +198,8 @@ static void read_model(struct reader *d, const char *fingerprint, struct fus_pro
     if (d->r < 0) return;
     if (*own && strcmp(own, fingerprint) != 0)
         d->r = err_set(d->err, -EINVAL,
-                       "%s: it is the profile of another model (fingerprint %.32s, not %s)",
-                       d->path, own, fingerprint);
+                       "it is the profile of another model (fingerprint %.32s, not %s)", own,
+                       fingerprint);
     else
         (void)snprintf(p->fingerprint, sizeof p->fingerprint, "%s", own);
 }
@@ -217,9 +213,10 @@ int fus_profile_read(const char *path, const struct model_cfg *cfg, const char *
     if (access(path, F_OK) < 0) return err_set(err, -errno, "%s: %s", path, strerror(errno));
     json_t *root = json_load_file(path, 0, &je);
     if (!root) return err_set(err, -EINVAL, "%s: %.120s (line %d)", path, je.text, je.line);
-    struct reader d = {.path = path, .root = root, .err = err};
+    struct err inner = {0};
+    struct reader d = {.root = root, .err = &inner};
     fus_profile_default(cfg, &p);
-    if (!json_is_object(root)) d.r = err_set(err, -EINVAL, "%s: it is not a JSON object", path);
+    if (!json_is_object(root)) d.r = err_set(&inner, -EINVAL, "it is not a JSON object");
     (void)whole(&d, "version", FILE_VERSION, FILE_VERSION, FILE_VERSION);
     read_model(&d, fingerprint, &p);
     p.score_lo = whole(&d, "score_lo", p.score_lo, 0, top);
@@ -235,9 +232,10 @@ int fus_profile_read(const char *path, const struct model_cfg *cfg, const char *
     read_names(&d, &p);
     read_losses(&d, &p);
     (void)snprintf(p.measured, sizeof p.measured, "%s", text(&d, "measured"));
-    if (d.r == 0) *ret = p;
     json_decref(root);
-    return d.r;
+    if (d.r < 0) return err_set(err, d.r, "%s: %s", path, inner.msg);
+    *ret = p;
+    return 0;
 }
 
 /* ---- writing ---- */

@@ -51,40 +51,24 @@ static const struct weight_kind {
 
 static size_t dim_size(const struct model_cfg *c, enum dim d)
 {
-    switch (d) {
-    case DIM_D:
-        return c->D;
-    case DIM_V:
-        return c->V;
-    case DIM_F:
-        return c->F;
-    case DIM_K:
-        return c->K;
-    case DIM_HK:
-        return (size_t)c->H * c->K;
-    case DIM_GK:
-        return (size_t)c->G * c->K;
-    case DIM_1:
-        break;
-    }
-    return 1;
+    const size_t size[] = {[DIM_1] = 1,
+                           [DIM_D] = c->D,
+                           [DIM_V] = c->V,
+                           [DIM_F] = c->F,
+                           [DIM_K] = c->K,
+                           [DIM_HK] = (size_t)c->H * c->K,
+                           [DIM_GK] = (size_t)c->G * c->K};
+    return size[d];
 }
 
 static bool model_wants(const struct model_cfg *c, enum when w)
 {
-    switch (w) {
-    case UNLESS_TIED:
-        return !c->tied;
-    case WITH_QKV_BIAS:
-        return c->qkv_bias;
-    case WITH_O_BIAS:
-        return c->o_bias;
-    case WITH_QK_NORM:
-        return c->qk_norm;
-    case ALWAYS_THERE:
-        break;
-    }
-    return true;
+    const bool wanted[] = {[ALWAYS_THERE] = true,
+                           [UNLESS_TIED] = !c->tied,
+                           [WITH_QKV_BIAS] = c->qkv_bias,
+                           [WITH_O_BIAS] = c->o_bias,
+                           [WITH_QK_NORM] = c->qk_norm};
+    return wanted[w];
 }
 
 static size_t slot(enum model_w w, unsigned layer)
@@ -275,16 +259,14 @@ static int from_shape(struct model *m, struct err *err)
     return m->w ? fingerprint(m, err) : err_set(err, -ENOMEM, "out of memory");
 }
 
-static int from_files(struct model *m, struct err *err)
+static int open_files(struct model *m, struct err *err)
 {
     struct stat st;
     if (stat(m->path, &st) != 0) {
         int code = -errno;
         return err_set(err, code, "%s: cannot be opened: %s", m->where, strerror(-code));
     }
-    if (S_ISDIR(st.st_mode)) return model_from_hf(m, err);
-    int r = gguf_open(m->path, &m->gguf, err);
-    return r < 0 ? r : model_from_gguf(m, err);
+    return S_ISDIR(st.st_mode) ? model_from_hf(m, err) : gguf_open(m->path, &m->gguf, err);
 }
 
 /* What was read becomes weights. */
@@ -303,30 +285,29 @@ static int load_model(struct model *m, struct err *err)
 {
     struct err inner = {0};
     if (strncmp(m->path, SHAPE_PREFIX, sizeof(SHAPE_PREFIX) - 1) == 0) return from_shape(m, err);
-    int r = from_files(m, err);
+    int r = open_files(m, err);
     if (r < 0) return r;
-    r = check_and_bind(m, &inner);
+    if (m->gguf) r = model_from_gguf(m, &inner);
+    if (r == 0) r = check_and_bind(m, &inner);
     return r < 0 ? err_set(err, r, "%s: %s", m->where, inner.msg) : 0;
 }
 
 int model_open(const char *path, struct model **ret, struct err *err)
 {
     struct model *m = mem_zalloc(sizeof(*m));
-    if (!m) return err_set(err, -ENOMEM, "%s: out of memory", map_path_tail(path));
-    int r;
-    m->path = mem_strdup(path);
-    if (m->path) {
+    if (m) m->path = mem_strdup(path);
+    int r = -ENOMEM;
+    if (!m || !m->path) {
+        (void)err_set(err, r, "%s: out of memory", map_path_tail(path));
+    } else {
         m->where = map_path_tail(m->path);
         r = load_model(m, err);
-    } else {
-        r = err_set(err, -ENOMEM, "%s: out of memory", map_path_tail(path));
     }
-    if (r < 0) {
+    if (r < 0)
         model_close(m);
-        return r;
-    }
-    *ret = m;
-    return 0;
+    else
+        *ret = m;
+    return r;
 }
 
 void model_close(struct model *m)

@@ -179,7 +179,7 @@ static int refuse_gguf_features(struct model *m, struct keys *k, struct err *err
     return 0;
 }
 
-static int read_all(struct model *m, struct err *err)
+int model_from_gguf(struct model *m, struct err *err)
 {
     struct model_cfg *c = &m->cfg;
     const char *arch = gguf_str(m->gguf, "general.architecture"),
@@ -206,13 +206,5 @@ static int read_all(struct model *m, struct err *err)
     c->o_bias = find_tensor(m, "blk.0.attn_output.bias") != NULL;
     if (name) (void)snprintf(c->name, sizeof(c->name), "%s", name);
     m->tensors = gguf_tensors(m->gguf);
-    return 0;
-}
-
-int model_from_gguf(struct model *m, struct err *err)
-{
-    struct err inner = {0};
-    int r = read_all(m, &inner);
-    if (r < 0) return err_set(err, r, "%s: %s", m->where, inner.msg);
     return 0;
 }

@@ -39,7 +39,8 @@ enum {
     MODEL_CTX_MAX = 1 << 28
 };
 
-/* Fill cfg, tensors and permuted from m->gguf / from the folder m->path. */
+/* Fill cfg, tensors and permuted from m->gguf (what it says is to be told of the file) / from the
+ * folder m->path. */
 int model_from_gguf(struct model *m, struct err *err);
 int model_from_hf(struct model *m, struct err *err);
 /* shape.c: what a matrix of a random model is drawn from, and rows of any weight of it. */

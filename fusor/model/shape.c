@@ -18,23 +18,24 @@
 #include <string.h>
 
 /* Source: config.json of the repository on huggingface.co that each row names. */
-static const struct shape {
-    const char *name, *arch;
-    unsigned L, D, H, G, K, F, V, ctx_max;
-    float eps;
-    double rope_base;
-    bool qk_norm, tied;
-} shapes[] = {
+#define DIMS(l, d, h, g, k, f, v, ctx)                                                             \
+    .L = l, .D = d, .H = h, .G = g, .K = k, .F = f, .V = v, .ctx_max = ctx
+static const struct model_cfg shapes[] = {
     /* HuggingFaceTB/SmolLM2-135M-Instruct */
-    {"smollm2", "llama", 30, 576, 9, 3, 64, 1536, 49152, 8192, 1e-5f, 1e5, false, true},
+    {"llama", "smollm2", DIMS(30, 576, 9, 3, 64, 1536, 49152, 8192), .rms_eps = 1e-5f,
+     .rope.base = 1e5, .tied = true},
     /* mistralai/Mistral-7B-Instruct-v0.2 */
-    {"mistral-7b", "mistral", 32, 4096, 32, 8, 128, 14336, 32000, 32768, 1e-5f, 1e6, false, false},
+    {"mistral", "mistral-7b", DIMS(32, 4096, 32, 8, 128, 14336, 32000, 32768), .rms_eps = 1e-5f,
+     .rope.base = 1e6},
     /* 01-ai/Yi-34B-Chat */
-    {"yi-34b", "llama", 60, 7168, 56, 8, 128, 20480, 64000, 4096, 1e-5f, 5e6, false, false},
+    {"llama", "yi-34b", DIMS(60, 7168, 56, 8, 128, 20480, 64000, 4096), .rms_eps = 1e-5f,
+     .rope.base = 5e6},
     /* meta-llama/Meta-Llama-3-70B-Instruct */
-    {"llama-70b", "llama", 80, 8192, 64, 8, 128, 28672, 128256, 8192, 1e-5f, 5e5, false, false},
+    {"llama", "llama-70b", DIMS(80, 8192, 64, 8, 128, 28672, 128256, 8192), .rms_eps = 1e-5f,
+     .rope.base = 5e5},
     /* Qwen/Qwen3-8B */
-    {"qwen3-8b", "qwen3", 36, 4096, 32, 8, 128, 12288, 151936, 40960, 1e-6f, 1e6, true, false},
+    {"qwen3", "qwen3-8b", DIMS(36, 4096, 32, 8, 128, 12288, 151936, 40960), .rms_eps = 1e-6f,
+     .rope.base = 1e6, .qk_norm = true},
 };
 enum { N_SHAPES = sizeof shapes / sizeof *shapes };
 
@@ -54,7 +55,7 @@ int shape_parse(const char *text, struct model_cfg *ret, struct err *err)
     static const char layers[] = "layers=";
     const char *colon = strchr(text, ':');
     const size_t len = colon ? (size_t)(colon - text) : strlen(text);
-    const struct shape *s = NULL;
+    const struct model_cfg *s = NULL;
     for (size_t i = 0; i < N_SHAPES; i++)
         if (strlen(shapes[i].name) == len && memcmp(shapes[i].name, text, len) == 0) s = &shapes[i];
     if (!s) return unknown(text, err);
@@ -67,21 +68,10 @@ int shape_parse(const char *text, struct model_cfg *ret, struct err *err)
         if (v < 1 || v > MODEL_L_MAX || *end) return unknown(text, err);
         L = (unsigned)v;
     }
-    struct model_cfg c = {.L = L,
-                          .D = s->D,
-                          .H = s->H,
-                          .G = s->G,
-                          .K = s->K,
-                          .F = s->F,
-                          .V = s->V,
-                          .ctx_max = s->ctx_max,
-                          .rms_eps = s->eps,
-                          .qk_norm = s->qk_norm,
-                          .tied = s->tied,
-                          .rope = {.base = s->rope_base},
-                          .attn_scale = 1 / sqrtf((float)s->K),
-                          .file_bf16_or_less = true};
-    (void)snprintf(c.arch, sizeof c.arch, "%s", s->arch);
+    struct model_cfg c = *s;
+    c.L = L;
+    c.attn_scale = 1 / sqrtf((float)c.K);
+    c.file_bf16_or_less = true;
     (void)snprintf(c.name, sizeof c.name, "%s", text);
     *ret = c;
     return 0;

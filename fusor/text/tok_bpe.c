@@ -89,15 +89,10 @@ int tok_set(struct tok *t, size_t id, const char *text, size_t len, enum tok_typ
 
 /* ---- text → id ---------------------------------------------------------------------------- */
 
-static uint64_t text_hash(const void *s, size_t len)
-{
-    return XXH3_64bits(s, len);
-}
-
 int32_t tok_text_id(const struct tok *t, const void *text, size_t len)
 {
     if (len == 0 || len > t->len_max) return -1;
-    uint64_t h = text_hash(text, len);
+    uint64_t h = XXH3_64bits(text, len);
     uint32_t tag = (uint32_t)(h >> 32);
     for (uint32_t i = (uint32_t)h & t->slot_mask;; i = (i + 1) & t->slot_mask) {
         const struct tok_slot *s = &t->slot[i];
@@ -112,7 +107,7 @@ static void slot_add(struct tok *t, int32_t id)
     const struct tok_entry *e = &t->e[id];
     if (e->len > t->len_max) t->len_max = e->len;
     if (tok_text_id(t, tok_raw(t, id), e->len) >= 0) return; /* the lower id keeps the text */
-    uint64_t h = text_hash(tok_raw(t, id), e->len);
+    uint64_t h = XXH3_64bits(tok_raw(t, id), e->len);
     uint32_t i = (uint32_t)h & t->slot_mask;
     while (t->slot[i].id >= 0)
         i = (i + 1) & t->slot_mask;
@@ -505,7 +500,7 @@ int tok_word(const struct tok *t, struct tok_work *w, const uint8_t *s, size_t l
     if (id >= 0 && t->e[id].whole) return tok_push(w->out, id, at, at + len);
     if (len > SHORT_SYMS) return word_long(t, w, s, len, at);
     if (!w->memo) return word_short(t, w->out, s, len, at);
-    struct tok_memo *m = &w->memo[text_hash(s, len) % MEMO_SLOTS];
+    struct tok_memo *m = &w->memo[XXH3_64bits(s, len) % MEMO_SLOTS];
     if (m->len == len && memcmp(m->text, s, len) == 0) return memo_push(m, w->out, at);
     size_t from = w->out->n;
     int r = word_short(t, w->out, s, len, at);

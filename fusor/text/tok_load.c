@@ -19,20 +19,6 @@ static int alphabet_byte(uint32_t cp)
     return 173;
 }
 
-/* GPT-2's printable alphabet back to bytes; false: a character is not in it. out: room for len. */
-static bool unprintable(const char *s, size_t len, uint8_t *out, size_t *ret_len)
-{
-    size_t n = 0;
-    unsigned l;
-    for (size_t i = 0; i < len; i += l) {
-        int b = alphabet_byte(uni_decode((const uint8_t *)s + i, len - i, &l));
-        if (b < 0) return false;
-        out[n++] = (uint8_t)b;
-    }
-    *ret_len = n;
-    return true;
-}
-
 static int hex(char c)
 {
     if (c >= '0' && c <= '9') return c - '0';
@@ -61,15 +47,17 @@ static int add_spm(struct buf *out, const char *s, size_t len)
     return r;
 }
 
-/* Back to bytes: 1 done, 0 a character is not in the alphabet. */
+/* GPT-2's printable alphabet back to bytes: 1 done, 0 a character is not in it. */
 static int add_printable(struct buf *out, const char *s, size_t len)
 {
-    size_t n;
+    unsigned l;
     int r = buf_reserve(out, len);
-    if (r < 0) return r;
-    if (!unprintable(s, len, (uint8_t *)out->data + out->len, &n)) return 0;
-    out->len += n;
-    return 1;
+    for (size_t i = 0; r == 0 && i < len; i += l) {
+        int b = alphabet_byte(uni_decode((const uint8_t *)s + i, len - i, &l));
+        if (b < 0) return 0;
+        r = buf_addc(out, (char)b);
+    }
+    return r < 0 ? r : 1;
 }
 
 int tok_set_spm(struct tok *t, size_t id, const char *text, size_t len, enum tok_type type)
