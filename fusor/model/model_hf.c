@@ -35,37 +35,40 @@ static bool given(json_t *o, const char *key)
     return v && !json_is_null(v);
 }
 
+struct reader {
+    struct err *err;
+    int r; /* the first failure; what is read after it means nothing */
+};
+
+static json_t *take(struct reader *d, json_t *o, const char *key)
+{
+    return d->r == 0 && given(o, key) ? json_object_get(o, key) : NULL;
+}
+
 /* dflt < 0: required. */
-static int get_count(json_t *o, const char *key, long long dflt, unsigned *ret, struct err *err)
+static unsigned count(struct reader *d, json_t *o, const char *key, long long dflt)
 {
-    json_t *v = json_object_get(o, key);
-    if (!v || json_is_null(v)) {
-        if (dflt < 0) return err_set(err, -EBADMSG, "\"%s\" is missing", key);
-        *ret = (unsigned)dflt;
-        return 0;
-    }
-    if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) > UINT32_MAX)
-        return err_set(err, -EBADMSG, "\"%s\" is not a count", key);
-    *ret = (unsigned)json_integer_value(v);
-    return 0;
+    json_t *v = take(d, o, key);
+    if (v &&
+        (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) > UINT32_MAX))
+        d->r = err_set(d->err, -EBADMSG, "\"%s\" is not a count", key);
+    if (!v && dflt < 0 && d->r == 0) d->r = err_set(d->err, -EBADMSG, "\"%s\" is missing", key);
+    return (unsigned)(v ? json_integer_value(v) : dflt);
 }
 
-static int get_num(json_t *o, const char *key, double dflt, double *ret, struct err *err)
+static double number(struct reader *d, json_t *o, const char *key, double dflt)
 {
-    json_t *v = json_object_get(o, key);
-    if (v && !json_is_null(v) && !json_is_number(v))
-        return err_set(err, -EBADMSG, "\"%s\" is not a number", key);
-    *ret = v && !json_is_null(v) ? json_number_value(v) : dflt;
-    return 0;
+    json_t *v = take(d, o, key);
+    if (v && !json_is_number(v)) d->r = err_set(d->err, -EBADMSG, "\"%s\" is not a number", key);
+    return v ? json_number_value(v) : dflt;
 }
 
-static int get_bool(json_t *o, const char *key, bool dflt, bool *ret, struct err *err)
+static bool flag(struct reader *d, json_t *o, const char *key, bool dflt)
 {
-    json_t *v = json_object_get(o, key);
-    if (v && !json_is_null(v) && !json_is_boolean(v))
-        return err_set(err, -EBADMSG, "\"%s\" is not true or false", key);
-    *ret = v && !json_is_null(v) ? json_is_true(v) : dflt;
-    return 0;
+    json_t *v = take(d, o, key);
+    if (v && !json_is_boolean(v))
+        d->r = err_set(d->err, -EBADMSG, "\"%s\" is not true or false", key);
+    return v ? json_is_true(v) : dflt;
 }
 
 static int find_arch(json_t *j, size_t *ret, struct err *err)
@@ -80,116 +83,101 @@ static int find_arch(json_t *j, size_t *ret, struct err *err)
     return err_set(err, -ENOTSUP, "architecture \"%.60s\" is not supported", name);
 }
 
-static int read_dims(struct model_cfg *c, json_t *j, struct err *err)
+static int read_dims(struct reader *d, struct model_cfg *c, json_t *j)
 {
-    double eps = 0;
-    int r = get_count(j, "num_hidden_layers", -1, &c->L, err);
-    if (r == 0) r = get_count(j, "hidden_size", -1, &c->D, err);
-    if (r == 0) r = get_count(j, "intermediate_size", -1, &c->F, err);
-    if (r == 0) r = get_count(j, "vocab_size", -1, &c->V, err);
-    if (r == 0) r = get_count(j, "max_position_embeddings", -1, &c->ctx_max, err);
-    if (r == 0) r = get_count(j, "num_attention_heads", -1, &c->H, err);
-    if (r == 0) r = get_count(j, "num_key_value_heads", c->H, &c->G, err);
-    if (r < 0) return r;
-    if (c->H == 0 || c->D < c->H) return err_set(err, -EBADMSG, "has %u attention heads", c->H);
-    r = get_count(j, "head_dim", c->D / c->H, &c->K, err);
-    if (r == 0) r = get_num(j, "rms_norm_eps", 1e-6, &eps, err);
-    if (r == 0) c->rms_eps = (float)eps;
-    return r;
+    c->L = count(d, j, "num_hidden_layers", -1);
+    c->D = count(d, j, "hidden_size", -1);
+    c->F = count(d, j, "intermediate_size", -1);
+    c->V = count(d, j, "vocab_size", -1);
+    c->ctx_max = count(d, j, "max_position_embeddings", -1);
+    c->H = count(d, j, "num_attention_heads", -1);
+    c->G = count(d, j, "num_key_value_heads", c->H);
+    if (d->r < 0) return d->r;
+    if (c->H == 0 || c->D < c->H) return err_set(d->err, -EBADMSG, "has %u attention heads", c->H);
+    c->K = count(d, j, "head_dim", c->D / c->H);
+    c->rms_eps = (float)number(d, j, "rms_norm_eps", 1e-6);
+    return d->r;
 }
 
 /* mscale and mscale_all_dim set the attention factor together, unless it is given itself. */
-static int read_yarn(struct model_rope *r, json_t *s, struct err *err)
+static void read_yarn(struct reader *d, struct model_rope *r, json_t *s)
 {
-    double a = 0, b = 0;
-    bool truncate = true;
-    int e = get_num(s, "attention_factor", 0, &r->attn_factor, err);
-    if (e == 0) e = get_num(s, "mscale", 0, &a, err);
-    if (e == 0) e = get_num(s, "mscale_all_dim", 0, &b, err);
-    if (e == 0) e = get_num(s, "beta_fast", 32, &r->beta_fast, err);
-    if (e == 0) e = get_num(s, "beta_slow", 1, &r->beta_slow, err);
-    if (e == 0) e = get_bool(s, "truncate", true, &truncate, err);
-    if (e < 0) return e;
-    r->no_truncate = !truncate;
+    const double a = number(d, s, "mscale", 0), b = number(d, s, "mscale_all_dim", 0);
+    r->attn_factor = number(d, s, "attention_factor", 0);
+    r->beta_fast = number(d, s, "beta_fast", 32);
+    r->beta_slow = number(d, s, "beta_slow", 1);
+    r->no_truncate = !flag(d, s, "truncate", true);
     if (!given(s, "attention_factor") && a != 0 && b != 0 && r->factor > 1) {
         double ln = log(r->factor);
         r->attn_factor = (0.1 * a * ln + 1) / (0.1 * b * ln + 1);
     }
-    return 0;
 }
 
-static int read_scaling(struct model_cfg *c, json_t *j, json_t *s, struct err *err)
+static int read_scaling(struct reader *d, struct model_cfg *c, json_t *j, json_t *s)
 {
+    static const char *const types[] = {
+        [ROPE_NONE] = "default", [ROPE_LINEAR] = "linear", [ROPE_LLAMA3] = "llama3", "yarn"};
     struct model_rope *r = &c->rope;
     json_t *t = json_object_get(s, given(s, "rope_type") ? "rope_type" : "type");
     const char *type = t ? json_string_value(t) : "default";
-    if (!type) return err_set(err, -EBADMSG, "the rope type is not a string");
-    if (strcmp(type, "default") == 0) {
-        if (given(s, "mrope_section"))
-            return err_set(err, -ENOTSUP, "rope type \"mrope\" is not supported");
-        r->type = ROPE_NONE;
-        return 0;
+    if (!type) return err_set(d->err, -EBADMSG, "the rope type is not a string");
+    unsigned i = 0;
+    while (i <= ROPE_YARN && strcmp(type, types[i]) != 0)
+        i++;
+    if (i > ROPE_YARN)
+        return err_set(d->err, -ENOTSUP, "rope type \"%.40s\" is not supported", type);
+    r->type = (enum model_rope_type)i;
+    if (r->type == ROPE_NONE)
+        return given(s, "mrope_section")
+                   ? err_set(d->err, -ENOTSUP, "rope type \"mrope\" is not supported")
+                   : 0;
+    const double orig = number(d, j, "original_max_position_embeddings", c->ctx_max);
+    r->orig_ctx = number(d, s, "original_max_position_embeddings", orig);
+    const double factor = r->type == ROPE_YARN && r->orig_ctx > 0 ? c->ctx_max / r->orig_ctx : 0;
+    r->factor = number(d, s, "factor", factor);
+    if (r->type == ROPE_LLAMA3) {
+        r->low_freq_factor = number(d, s, "low_freq_factor", 0);
+        r->high_freq_factor = number(d, s, "high_freq_factor", 0);
     }
-    if (strcmp(type, "linear") == 0)
-        r->type = ROPE_LINEAR;
-    else if (strcmp(type, "llama3") == 0)
-        r->type = ROPE_LLAMA3;
-    else if (strcmp(type, "yarn") == 0)
-        r->type = ROPE_YARN;
-    else
-        return err_set(err, -ENOTSUP, "rope type \"%.40s\" is not supported", type);
-    double orig = 0;
-    int e = get_num(j, "original_max_position_embeddings", c->ctx_max, &orig, err);
-    if (e == 0) e = get_num(s, "original_max_position_embeddings", orig, &r->orig_ctx, err);
-    double factor = r->type == ROPE_YARN && r->orig_ctx > 0 ? c->ctx_max / r->orig_ctx : 0;
-    if (e == 0) e = get_num(s, "factor", factor, &r->factor, err);
-    if (e == 0 && r->type == ROPE_LLAMA3) {
-        e = get_num(s, "low_freq_factor", 0, &r->low_freq_factor, err);
-        if (e == 0) e = get_num(s, "high_freq_factor", 0, &r->high_freq_factor, err);
-    }
-    if (e == 0 && r->type == ROPE_YARN) e = read_yarn(r, s, err);
+    if (r->type == ROPE_YARN) read_yarn(d, r, s);
     /* Files written for yarn may still give the length before it. */
-    if (e == 0 && r->type == ROPE_YARN && r->orig_ctx * r->factor <= MODEL_CTX_MAX &&
+    if (r->type == ROPE_YARN && r->orig_ctx * r->factor <= MODEL_CTX_MAX &&
         r->orig_ctx * r->factor > c->ctx_max)
         c->ctx_max = (unsigned)(r->orig_ctx * r->factor);
-    return e;
+    return d->r;
 }
 
-static int read_rope(struct model_cfg *c, json_t *j, struct err *err)
+static int read_rope(struct reader *d, struct model_cfg *c, json_t *j)
 {
-    double theta = 0, part = 1;
-    int r = get_num(j, "rope_theta", 10000, &theta, err);
-    if (r == 0) r = get_num(j, "partial_rotary_factor", 1, &part, err);
-    if (r < 0) return r;
-    json_t *s =
-        json_object_get(j, given(j, "rope_parameters") ? "rope_parameters" : "rope_scaling");
-    if (s && !json_is_null(s)) {
-        if (!json_is_object(s)) return err_set(err, -EBADMSG, "the rope settings are no object");
+    double theta = number(d, j, "rope_theta", 10000),
+           part = number(d, j, "partial_rotary_factor", 1);
+    json_t *s = take(d, j, given(j, "rope_parameters") ? "rope_parameters" : "rope_scaling");
+    if (s) {
+        if (!json_is_object(s)) return err_set(d->err, -EBADMSG, "the rope settings are no object");
         const char *key;
         json_t *v;
         json_object_foreach(s, key, v)
         {
             if (json_is_object(v))
-                return err_set(err, -ENOTSUP, "has rope settings per kind of layer");
+                return err_set(d->err, -ENOTSUP, "has rope settings per kind of layer");
         }
-        r = get_num(s, "rope_theta", theta, &theta, err);
-        if (r == 0) r = get_num(s, "partial_rotary_factor", part, &part, err);
-        if (r == 0) r = read_scaling(c, j, s, err);
-        if (r < 0) return r;
+        theta = number(d, s, "rope_theta", theta);
+        part = number(d, s, "partial_rotary_factor", part);
+        if (d->r == 0) d->r = read_scaling(d, c, j, s);
     }
     c->rope.base = theta;
-    if (part != 1) return err_set(err, -ENOTSUP, "rotates only %g of each head", part);
-    return 0;
+    if (d->r == 0 && part != 1)
+        return err_set(d->err, -ENOTSUP, "rotates only %g of each head", part);
+    return d->r;
 }
 
-static int check_window(const struct model_cfg *c, json_t *j, unsigned dflt, struct err *err)
+static int check_window(struct reader *d, const struct model_cfg *c, json_t *j, unsigned dflt)
 {
-    unsigned window = 0;
-    bool use = strcmp(c->arch, "mistral") == 0, named = false;
-    bool absent = !json_object_get(j, "sliding_window");
-    int r = get_count(j, "sliding_window", absent ? dflt : 0, &window, err);
-    if (r == 0) r = get_bool(j, "use_sliding_window", use, &use, err);
-    if (r < 0) return r;
+    const bool absent = !json_object_get(j, "sliding_window");
+    const unsigned window = count(d, j, "sliding_window", absent ? dflt : 0);
+    const bool use = flag(d, j, "use_sliding_window", strcmp(c->arch, "mistral") == 0);
+    bool named = false;
+    if (d->r < 0) return d->r;
     size_t i;
     json_t *v;
     json_array_foreach(json_object_get(j, "layer_types"), i, v)
@@ -198,60 +186,58 @@ static int check_window(const struct model_cfg *c, json_t *j, unsigned dflt, str
         if (t && strcmp(t, "sliding_attention") == 0)
             named = true;
         else if (!t || strcmp(t, "full_attention") != 0)
-            return err_set(err, -ENOTSUP, "layer type \"%.40s\" is not supported", t ? t : "?");
+            return err_set(d->err, -ENOTSUP, "layer type \"%.40s\" is not supported", t ? t : "?");
     }
     if ((use || named) && window < c->ctx_max && (window > 0 || named))
-        return err_set(err, -ENOTSUP,
+        return err_set(d->err, -ENOTSUP,
                        "uses a sliding window of %u tokens, shorter than its context of %u", window,
                        c->ctx_max);
     return 0;
 }
 
-static int refuse_hf_features(json_t *j, struct err *err)
+static int refuse_hf_features(struct reader *d, json_t *j)
 {
-    bool mlp_bias = false;
     json_t *act = json_object_get(j, "hidden_act");
     const char *name = act ? json_string_value(act) : "silu";
     if (!name || strcmp(name, "silu") != 0)
-        return err_set(err, -ENOTSUP, "activation \"%.40s\" is not supported", name ? name : "?");
+        return err_set(d->err, -ENOTSUP, "activation \"%.40s\" is not supported",
+                       name ? name : "?");
     if (given(j, "quantization_config"))
-        return err_set(err, -ENOTSUP, "has a quantization_config, which is not supported");
-    int r = get_bool(j, "mlp_bias", false, &mlp_bias, err);
-    if (r < 0) return r;
-    if (mlp_bias) return err_set(err, -ENOTSUP, "has biases in its feed-forward part (mlp_bias)");
+        return err_set(d->err, -ENOTSUP, "has a quantization_config, which is not supported");
+    if (flag(d, j, "mlp_bias", false))
+        return err_set(d->err, -ENOTSUP, "has biases in its feed-forward part (mlp_bias)");
     for (size_t i = 0; i < sizeof(multipliers) / sizeof(multipliers[0]); i++) {
         json_t *v = json_object_get(j, multipliers[i]);
         if (!v || json_is_null(v) || json_is_false(v)) continue;
         if (!json_is_number(v) || json_number_value(v) != 1)
-            return err_set(err, -ENOTSUP, "\"%s\" is not supported", multipliers[i]);
+            return err_set(d->err, -ENOTSUP, "\"%s\" is not supported", multipliers[i]);
     }
     for (size_t i = 0; i < sizeof(experts) / sizeof(experts[0]); i++) {
         json_t *v = json_object_get(j, experts[i]);
         if (json_is_integer(v) && json_integer_value(v) > 0)
-            return err_set(err, -ENOTSUP, "is a mixture of experts (\"%s\")", experts[i]);
+            return err_set(d->err, -ENOTSUP, "is a mixture of experts (\"%s\")", experts[i]);
     }
-    return 0;
+    return d->r;
 }
 
 static int read_config(struct model *m, json_t *j, struct err *err)
 {
     struct model_cfg *c = &m->cfg;
+    struct reader d = {.err = err};
     size_t a = 0;
     int r = find_arch(j, &a, err);
     if (r < 0) return r;
     (void)snprintf(c->arch, sizeof(c->arch), "%s", archs[a].name);
-    r = refuse_hf_features(j, err);
-    if (r == 0) r = read_dims(c, j, err);
-    if (r == 0) r = read_rope(c, j, err);
-    if (r == 0) r = check_window(c, j, archs[a].window, err);
-    if (r == 0) r = get_bool(j, "tie_word_embeddings", false, &c->tied, err);
-    bool bias = false;
-    if (r == 0 && archs[a].bias_key) r = get_bool(j, "attention_bias", false, &bias, err);
+    r = refuse_hf_features(&d, j);
+    if (r == 0) r = read_dims(&d, c, j);
+    if (r == 0) r = read_rope(&d, c, j);
+    if (r == 0) r = check_window(&d, c, j, archs[a].window);
     if (r < 0) return r;
-    c->qkv_bias = archs[a].qkv_bias || bias;
-    c->o_bias = bias;
+    c->tied = flag(&d, j, "tie_word_embeddings", false);
+    c->o_bias = archs[a].bias_key && flag(&d, j, "attention_bias", false);
+    c->qkv_bias = archs[a].qkv_bias || c->o_bias;
     c->qk_norm = archs[a].qk_norm;
-    return 0;
+    return d.r;
 }
 
 int model_from_hf(struct model *m, struct err *err)
