@@ -47,7 +47,7 @@ static void numbers(bool bf16, const uint16_t *q, size_t k, float *out)
 void codes_values(const struct codes_form *f, const struct codes_row *c, size_t k, float *out)
 {
     if (f->bits == 16) {
-        numbers(f->bf16, c->q, k, out);
+        numbers(f->bf16, (const void *)c->q, k, out);
         return;
     }
     const int8_t *q = c->q;

@@ -43,12 +43,12 @@ struct codes_form { /* all 0: f32 */
     X(CODES_NESTED(8, 32, 0, true))   /* Q5_K */                                                   \
     X(CODES_NESTED(8, 16, 0, false))  /* Q6_K */
 
-struct codes_row {     /* one row; what a form has not is not looked at */
-    const void *q;     /* [k] int8_t, or uint16_t of 16 bits */
-    const uint16_t *d; /* f16 [k / group], super: [k / 256] */
-    const uint16_t *m; /* the same, of M */
-    const int8_t *s;   /* super: [k / group] of D */
-    const uint8_t *t;  /* of M */
+struct codes_row { /* one row; what a form has not is not looked at */
+    int8_t *q;     /* [k]; of 16 bits: [k] uint16_t, the numbers themselves */
+    uint16_t *d;   /* f16 [k / group], super: [k / 256] */
+    uint16_t *m;   /* the same, of M */
+    int8_t *s;     /* super: [k / group] of D */
+    uint8_t *t;    /* of M */
 };
 
 static inline bool codes_form_same(const struct codes_form *a, const struct codes_form *b)

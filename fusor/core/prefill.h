@@ -38,7 +38,6 @@ struct fus_measure {
     struct kv_source src; /* ops NULL: nothing is measured; a source that fails fails the prefill */
     float *score;         /* [n_tok - tok0], valid until prefill_end; untouched when it fails */
 };
-#define FUS_SENSE_POWER_DEFAULT 1
 #define FUS_SENSE_POWER_MAX 8
 struct fus_plan {
     const int32_t *tok; /* the whole prompt, borrowed until prefill_end */
@@ -49,12 +48,13 @@ struct fus_plan {
     size_t n_capture;
     struct fus_measure measure; /* -ENOTSUP with one layer only */
     enum pol_strategy strategy;
-    float ratio;          /* share of reused chunk tokens to recompute, 0…1 */
-    uint32_t suffix;      /* tokens after the last chunk that score (query); 0 = all after it */
-    unsigned check_layer; /* hkvd; 0 = default 1 */
-    unsigned score_lo, score_hi; /* query: layers [lo, hi); hi = 0: L/3 … 5L/6 */
-    unsigned side_layer;         /* side: the layer whose K is asked, 1…L-1; 0 = 17/30 of L */
-    float sense_power;           /* of sensitivity, 0…FUS_SENSE_POWER_MAX; 0 = default */
+    float ratio;     /* share of reused chunk tokens to recompute, 0…1 */
+    uint32_t suffix; /* tokens after the last chunk that score (query); 0 = all after it */
+    /* 0, of the scoring layers hi = 0: as fus_profile_default() has it. */
+    unsigned check_layer;        /* hkvd */
+    unsigned score_lo, score_hi; /* query: layers [lo, hi) */
+    unsigned side_layer;         /* side: the layer whose K is asked, 1…L-1 */
+    float sense_power;           /* of sensitivity, 0…FUS_SENSE_POWER_MAX */
     uint32_t logits_from;        /* for positions >= this; 0 = the last only, n_tok = none */
     const atomic_bool *cancel;   /* looked at often enough to stop within 50 ms; may be NULL */
 };

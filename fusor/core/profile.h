@@ -13,6 +13,7 @@
 
 #include "fusor/core/prefill.h"
 
+#define FUS_SENSE_POWER_DEFAULT 1
 struct json_t;
 enum { FUS_PROFILE_RATIOS_MAX = 12, FUS_FINGERPRINT_BYTES = 33, FUS_NEIGHBOURS_MAX = 32 };
 

@@ -1,6 +1,7 @@
 /* select: which tokens are rows: the table of strategies, roles from the plan, budgets, and the
  * choice by score. */
 #include "fusor/core/prefill_int.h"
+#include "fusor/core/profile.h"
 
 #include "base/assert.h"
 
@@ -44,6 +45,7 @@ int fus_plan_resolve(struct fus_prefill *f)
 {
     struct fus_plan *p = &f->plan;
     const struct model_cfg *g = &f->core->cfg;
+    struct fus_profile profile;
     if (p->n_tok == 0 || !p->tok || (unsigned)p->strategy >= POL_STRATEGY_COUNT) return -EINVAL;
     f->how = &methods[p->strategy];
     if (p->n_tok > f->s->cap_tokens) return -ERANGE;
@@ -57,21 +59,15 @@ int fus_plan_resolve(struct fus_prefill *f)
         p->logits_from = p->n_tok;
     }
     if (p->logits_from > p->n_tok) return -EINVAL;
-    if (p->check_layer == 0) p->check_layer = g->L > 1 ? 1 : 0;
+    fus_profile_default(g, &profile);
+    fus_profile_apply(&profile, p);
     if (p->check_layer >= g->L) return -EINVAL;
-    if (p->score_hi == 0) {
-        p->score_lo = g->L / 3;
-        p->score_hi = 5 * g->L / 6;
-        if (p->score_hi <= p->score_lo) p->score_hi = p->score_lo + 1;
-    }
-    if (p->side_layer == 0) p->side_layer = g->L > 1 ? (17 * g->L + 15) / 30 : 0;
     if (p->side_layer >= g->L && g->L > 1) return -EINVAL;
     if (f->how->pass == PASS_SIDE) {
         p->score_lo = p->side_layer;
         p->score_hi = p->side_layer + 1;
     }
     if (p->score_hi > g->L || p->score_lo >= p->score_hi) return -EINVAL;
-    if (p->sense_power == 0) p->sense_power = FUS_SENSE_POWER_DEFAULT;
     if (!(p->sense_power > 0 && p->sense_power <= FUS_SENSE_POWER_MAX)) return -EINVAL;
     return check_ranges(p);
 }

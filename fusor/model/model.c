@@ -413,9 +413,8 @@ int model_codes(const struct model *m, enum model_w w, unsigned layer, size_t ro
     if (m->permuted && (w == MODEL_Q || w == MODEL_K)) row = interleaved(row, m->cfg.K);
     uint16_t *d = room, *mins = d + cols / 32;
     int8_t *q = (int8_t *)(mins + cols / 32), *s = q + 2 * cols;
-    const struct quant_parts parts = {q, d, mins, s, (uint8_t *)s + cols / 16};
-    quant_to_codes(x->type, x->data + row * row_bytes, cols, &parts);
-    *ret = (struct codes_row){q, d, mins, s, parts.t};
+    *ret = (struct codes_row){q, d, mins, s, (uint8_t *)s + cols / 16};
+    quant_to_codes(x->type, x->data + row * row_bytes, cols, ret);
     return 0;
 }
 

@@ -22,7 +22,7 @@ static inline uint32_t load_u32(const uint8_t *p)
 
 /* ---- numbers ---- */
 
-static void take_16(const uint8_t *src, size_t n, const struct quant_parts *out)
+static void take_16(const uint8_t *src, size_t n, const struct codes_row *out)
 {
     memcpy(out->q, src, n * sizeof(uint16_t));
 }
@@ -30,7 +30,7 @@ static void take_16(const uint8_t *src, size_t n, const struct quant_parts *out)
 /* ---- blocks of 32 ---- */
 
 /* Q8_0: f16 scale, 32 signed bytes. */
-static void take_q8_0(const uint8_t *src, size_t n, const struct quant_parts *out)
+static void take_q8_0(const uint8_t *src, size_t n, const struct codes_row *out)
 {
     for (size_t b = 0; b < n; b++, src += 34) {
         out->d[b] = load_u16(src);
@@ -49,7 +49,7 @@ static inline void nibbles(const uint8_t *src, uint32_t high, int low, int8_t *q
 }
 
 /* Q4_0: f16 scale, nibbles, minus 8. */
-static void take_q4_0(const uint8_t *src, size_t n, const struct quant_parts *out)
+static void take_q4_0(const uint8_t *src, size_t n, const struct codes_row *out)
 {
     for (size_t b = 0; b < n; b++, src += 18) {
         out->d[b] = load_u16(src);
@@ -58,7 +58,7 @@ static void take_q4_0(const uint8_t *src, size_t n, const struct quant_parts *ou
 }
 
 /* Q4_1: f16 scale, f16 minimum, nibbles. */
-static void take_q4_1(const uint8_t *src, size_t n, const struct quant_parts *out)
+static void take_q4_1(const uint8_t *src, size_t n, const struct codes_row *out)
 {
     for (size_t b = 0; b < n; b++, src += 20) {
         out->d[b] = load_u16(src);
@@ -68,7 +68,7 @@ static void take_q4_1(const uint8_t *src, size_t n, const struct quant_parts *ou
 }
 
 /* Q5_0: f16 scale, 32 high bits, nibbles, minus 16. */
-static void take_q5_0(const uint8_t *src, size_t n, const struct quant_parts *out)
+static void take_q5_0(const uint8_t *src, size_t n, const struct codes_row *out)
 {
     for (size_t b = 0; b < n; b++, src += 22) {
         out->d[b] = load_u16(src);
@@ -77,7 +77,7 @@ static void take_q5_0(const uint8_t *src, size_t n, const struct quant_parts *ou
 }
 
 /* Q5_1: f16 scale, f16 minimum, 32 high bits, nibbles. */
-static void take_q5_1(const uint8_t *src, size_t n, const struct quant_parts *out)
+static void take_q5_1(const uint8_t *src, size_t n, const struct codes_row *out)
 {
     for (size_t b = 0; b < n; b++, src += 24) {
         out->d[b] = load_u16(src);
@@ -90,7 +90,7 @@ static void take_q5_1(const uint8_t *src, size_t n, const struct quant_parts *ou
 
 /* Q2_K: 16 bytes of 4-bit scale (low) and minimum (high), 64 bytes of 2-bit values, f16 d, f16
  * dmin. Two halves of 128 values; in each, bit pair s of byte i is value 32 s + i. */
-static void take_q2_k(const uint8_t *src, size_t n, const struct quant_parts *out)
+static void take_q2_k(const uint8_t *src, size_t n, const struct codes_row *out)
 {
     for (size_t b = 0; b < n; b++, src += 84) {
         out->d[b] = load_u16(src + 80);
@@ -109,7 +109,7 @@ static void take_q2_k(const uint8_t *src, size_t n, const struct quant_parts *ou
 
 /* Q3_K: 32 bytes of high bits (set = no offset), 64 bytes of 2-bit values as in Q2_K, 12 bytes with
  * 16 scales of 6 bits (minus 32): 4 low bits in bytes 0…7, 2 high bits in bytes 8…11; f16 d. */
-static void take_q3_k(const uint8_t *src, size_t n, const struct quant_parts *out)
+static void take_q3_k(const uint8_t *src, size_t n, const struct codes_row *out)
 {
     for (size_t b = 0; b < n; b++, src += 110) {
         const uint8_t *sc = src + 96;
@@ -141,7 +141,7 @@ static inline void k_scales(const uint8_t *p, int8_t *s, uint8_t *t)
 
 /* Q4_K: f16 d, f16 dmin, 12 scale bytes, 128 bytes: low nibbles of 32 bytes, then their high ones.
  */
-static void take_q4_k(const uint8_t *src, size_t n, const struct quant_parts *out)
+static void take_q4_k(const uint8_t *src, size_t n, const struct codes_row *out)
 {
     for (size_t b = 0; b < n; b++, src += 144) {
         out->d[b] = load_u16(src);
@@ -159,7 +159,7 @@ static void take_q4_k(const uint8_t *src, size_t n, const struct quant_parts *ou
 
 /* Q5_K: as Q4_K with 32 bytes of high bits (bit j of byte i for value 32 j + i) before the nibbles.
  */
-static void take_q5_k(const uint8_t *src, size_t n, const struct quant_parts *out)
+static void take_q5_k(const uint8_t *src, size_t n, const struct codes_row *out)
 {
     for (size_t b = 0; b < n; b++, src += 176) {
         out->d[b] = load_u16(src);
@@ -178,7 +178,7 @@ static void take_q5_k(const uint8_t *src, size_t n, const struct quant_parts *ou
 /* Q6_K: 128 bytes of low nibbles, 64 bytes of high bit pairs, 16 signed scales, f16 d; minus 32.
  * Two halves of 128 values: nibbles of 64 bytes (low ones first), pairs of 32 bytes (four shifts).
  */
-static void take_q6_k(const uint8_t *src, size_t n, const struct quant_parts *out)
+static void take_q6_k(const uint8_t *src, size_t n, const struct codes_row *out)
 {
     for (size_t b = 0; b < n; b++, src += 210) {
         out->d[b] = load_u16(src + 208);
@@ -223,7 +223,7 @@ const struct quant_type *quant_type(uint32_t id)
 }
 
 void quant_to_codes(const struct quant_type *t, const void *src, size_t n,
-                    const struct quant_parts *out)
+                    const struct codes_row *out)
 {
     ASSERT(t->form.bits != 0);
     ASSERT(n % t->block == 0);
@@ -237,7 +237,6 @@ void quant_to_f32(const struct quant_type *t, const void *src, size_t n, float *
     uint16_t d[PIECE / 32], m[PIECE / 32];
     int8_t s[PIECE / 16];
     uint8_t more[PIECE / 16];
-    const struct quant_parts parts = {q, d, m, s, more};
     const struct codes_row codes = {q, d, m, s, more};
     const uint8_t *from = src;
     ASSERT(n % t->block == 0);
@@ -247,7 +246,7 @@ void quant_to_f32(const struct quant_type *t, const void *src, size_t n, float *
     }
     for (size_t i = 0, now; i < n; i += now, from += now / t->block * t->bytes) {
         now = n - i < PIECE ? n - i : PIECE;
-        t->fn(from, now / t->block, &parts);
+        t->fn(from, now / t->block, &codes);
         codes_values(&t->form, &codes, now, out + i);
     }
 }

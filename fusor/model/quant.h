@@ -30,13 +30,8 @@ enum { /* ggml type ids */
        QUANT_BF16 = 30
 };
 
-struct quant_parts { /* a struct codes_row to be filled; arrays that a form has not may be NULL */
-    int8_t *q;       /* of 16 bits: the numbers themselves, aligned to 2 */
-    uint16_t *d, *m;
-    int8_t *s;
-    uint8_t *t;
-};
-typedef void (*quant_fn)(const uint8_t *src, size_t n_blocks, const struct quant_parts *out);
+/* Fills *out; arrays that a form has not may be NULL. */
+typedef void (*quant_fn)(const uint8_t *src, size_t n_blocks, const struct codes_row *out);
 struct quant_type {
     uint32_t id;
     const char *name;
@@ -51,6 +46,6 @@ const struct quant_type *quant_type(uint32_t id); /* NULL = unknown */
 void quant_to_f32(const struct quant_type *t, const void *src, size_t n, float *out);
 /* The same in the type's form, which is not f32. */
 void quant_to_codes(const struct quant_type *t, const void *src, size_t n,
-                    const struct quant_parts *out);
+                    const struct codes_row *out);
 
 #endif

@@ -76,38 +76,18 @@ struct range {
     size_t begin, end;
 };
 
-/* Python's str.isspace() for the character at s: White_Space and U+001C–001F. 0 = no. */
-static size_t py_space(const char *s, size_t n)
+/* As Python's str.strip(). */
+static struct range trim(const struct chat_msg *m, struct range r, bool left)
 {
-    unsigned len;
-    uint32_t cp = uni_decode((const uint8_t *)s, n, &len);
-    return (cp >= 0x1C && cp <= 0x1F) || uni_is_space(cp) ? len : 0;
-}
-
-static struct range trim_left(const struct chat_msg *m, struct range r)
-{
-    size_t len;
-    while (r.begin < r.end && (len = py_space(m->text + r.begin, r.end - r.begin)))
-        r.begin += len;
-    return r;
-}
-
-static struct range trim_right(const struct chat_msg *m, struct range r)
-{
-    while (r.end > r.begin) {
-        size_t p = r.end - 1;
-        while (p > r.begin && r.end - p < 4 && ((unsigned char)m->text[p] & 0xC0) == 0x80)
-            p--;
-        if (py_space(m->text + p, r.end - p) != r.end - p) break;
-        r.end = p;
-    }
+    r.end -= uni_space_tail(m->text + r.begin, r.end - r.begin, true);
+    if (left) r.begin += uni_space_head(m->text + r.begin, r.end - r.begin, true);
     return r;
 }
 
 static void trimmed(struct chat_job *j, size_t i)
 {
     const struct chat_msg *m = &j->msgs[i];
-    struct range r = trim_right(m, trim_left(m, (struct range){0, m->len}));
+    struct range r = trim(m, (struct range){0, m->len}, true);
     part(j, i, r.begin, r.end - r.begin);
 }
 
@@ -299,13 +279,13 @@ int chat_llama2(struct chat_job *j)
         token(j, j->bos);
         text(j, "[INST] ");
         /* The template trims the system block and the question as one string. */
-        struct range q = trim_right(m, (struct range){0, m->len});
+        struct range q = trim(m, (struct range){0, m->len}, false);
         if (i == 1 && first == 1) {
             text(j, "<<SYS>>\n");
             content(j, 0);
             text(j, q.end ? "\n<</SYS>>\n\n" : "\n<</SYS>>");
         } else {
-            q = trim_left(m, q);
+            q = trim(m, q, true);
         }
         part(j, i, q.begin, q.end - q.begin);
         text(j, " [/INST]");

@@ -62,28 +62,6 @@ static int enc_fragment(struct enc *e, const uint8_t *s, size_t len, size_t base
     return 0;
 }
 
-/* White space at the end of s[0, len). */
-static size_t space_before(const uint8_t *s, size_t len)
-{
-    size_t keep = len;
-    while (keep > 0) {
-        size_t p = keep - 1;
-        while (p > 0 && (s[p] & 0xC0) == 0x80 && keep - p < 4)
-            p--;
-        if (tok_space_len(s + p, keep - p) != keep - p) break;
-        keep = p;
-    }
-    return len - keep;
-}
-
-static size_t space_after(const uint8_t *s, size_t len)
-{
-    size_t n = 0, l;
-    while (n < len && (l = tok_space_len(s + n, len - n)))
-        n += l;
-    return n;
-}
-
 /* Text that is cut only by user-defined tokens. */
 static int enc_flush(struct enc *e)
 {
@@ -98,8 +76,8 @@ static int enc_flush(struct enc *e)
             continue;
         }
         size_t from = p, to = p + t->e[id].len;
-        if (t->e[id].lstrip) from -= space_before(s + start, p - start);
-        if (t->e[id].rstrip) to += space_after(s + to, len - to);
+        if (t->e[id].lstrip) from -= uni_space_tail(s + start, p - start, false);
+        if (t->e[id].rstrip) to += uni_space_head(s + to, len - to, false);
         r = enc_fragment(e, s + start, from - start, e->cur_base + start);
         if (r == 0) r = tok_push(e->out, id, e->cur_base + from, e->cur_base + to);
         p = start = to;
@@ -115,7 +93,7 @@ static int enc_text(struct enc *e, const uint8_t *s, size_t len)
     size_t base = e->end;
     e->end += len;
     if (e->eat_space) {
-        size_t n = space_after(s, len);
+        size_t n = uni_space_head(s, len, false);
         if (n < len) e->eat_space = false;
         if (n) e->out->end[e->out->n - 1] += (uint32_t)n;
         s += n;
@@ -147,7 +125,7 @@ static int enc_control(struct enc *e, int32_t id)
     size_t begin = e->end;
     if (a->lstrip && e->cur_len) {
         const uint8_t *s = e->joined ? (const uint8_t *)e->join.data : e->cur;
-        size_t n = space_before(s, e->cur_len);
+        size_t n = uni_space_tail(s, e->cur_len, false);
         e->cur_len -= n;
         begin -= n;
     }

@@ -100,8 +100,6 @@ int tok_push(struct tok_ids *out, int32_t id, size_t begin, size_t end);
 
 /* tok_scan.c: the end of the pre-token that starts at p < n. */
 size_t tok_scan(enum tok_pre pre, const uint8_t *s, size_t n, size_t p);
-size_t tok_space_len(const uint8_t *s,
-                     size_t n); /* bytes of the white-space character at s, or 0 */
 /* tok_norm.c: the text as the model wants it, and the way back to source offsets. */
 struct tok_edit { /* [dst, dst + dst_len) of the new text stands for [src, src + src_len) */
     uint32_t dst, dst_len, src, src_len;

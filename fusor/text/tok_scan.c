@@ -226,12 +226,6 @@ size_t tok_scan(enum tok_pre pre, const uint8_t *s, size_t n, size_t p)
     return n;
 }
 
-size_t tok_space_len(const uint8_t *s, size_t n)
-{
-    unsigned len;
-    return at((struct view){s, n}, 0, &len) & C_WHITE ? len : 0;
-}
-
 #define TAIL "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 static const struct {
     const char *name;

@@ -20,11 +20,38 @@ uint32_t uni_decode(const uint8_t *s, size_t n, unsigned *ret_len)
     return (uint32_t)cp;
 }
 
-bool uni_is_space(uint32_t cp)
+/* Of the character at s, 0 = it is none. */
+static size_t space_len(const uint8_t *s, size_t n, bool python)
 {
-    if (cp < 0x80) return cp == ' ' || (cp >= '\t' && cp <= '\r');
-    utf8proc_category_t c = utf8proc_category((int32_t)cp);
-    return cp == 0x85 || (c >= UTF8PROC_CATEGORY_ZS && c <= UTF8PROC_CATEGORY_ZP);
+    unsigned len;
+    const uint32_t cp = uni_decode(s, n, &len);
+    if (cp >= 0x1C && cp <= 0x1F) return python ? len : 0;
+    if (cp < 0x80) return cp == ' ' || (cp >= '\t' && cp <= '\r') ? len : 0;
+    const utf8proc_category_t c = utf8proc_category((int32_t)cp);
+    return cp == 0x85 || (c >= UTF8PROC_CATEGORY_ZS && c <= UTF8PROC_CATEGORY_ZP) ? len : 0;
+}
+
+size_t uni_space_head(const void *text, size_t n, bool python)
+{
+    const uint8_t *s = text;
+    size_t at = 0, len;
+    while (at < n && (len = space_len(s + at, n - at, python)))
+        at += len;
+    return at;
+}
+
+size_t uni_space_tail(const void *text, size_t n, bool python)
+{
+    const uint8_t *s = text;
+    size_t keep = n;
+    while (keep > 0) {
+        size_t p = keep - 1;
+        while (p > 0 && (s[p] & 0xC0) == 0x80 && keep - p < 4)
+            p--;
+        if (space_len(s + p, keep - p, python) != keep - p) break;
+        keep = p;
+    }
+    return n - keep;
 }
 
 /* A bit for each character that NFC may change, join to the one before, or move. Unicode has none

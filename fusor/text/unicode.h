@@ -14,7 +14,10 @@ enum { UNI_BAD = 0x110000 }; /* what a byte that is not part of UTF-8 decodes to
 
 /* The character at s (n > 0 bytes left) and its length in bytes. */
 uint32_t uni_decode(const uint8_t *s, size_t n, unsigned *ret_len);
-bool uni_is_space(uint32_t cp); /* White_Space */
+/* Bytes of white space that the text begins, and ends with: White_Space, or that and U+001C–001F as
+ * Python's str.isspace() has it. */
+size_t uni_space_head(const void *text, size_t n, bool python);
+size_t uni_space_tail(const void *text, size_t n, bool python);
 
 /* NFC. uni_stable() bytes from the start need no change (the cut is before a starter that nothing
  * follows up on). uni_unstable_len() is the length of the stretch at s, at least one character,

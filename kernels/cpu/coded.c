@@ -93,7 +93,7 @@ static void put_codes(const struct kn_coded *c, uint8_t *panel, size_t col,
         uint8_t *unit = panel + s / l.steps * l.unit;
         uint8_t *step = unit + l.unit_head + s % l.steps * l.step;
         uint8_t *head = f->super ? unit : step;
-        const int8_t *q = (const int8_t *)row->q + s * CODES_STEP;
+        const int8_t *q = row->q + s * CODES_STEP;
         memcpy(head + 2 * col, row->d + s / l.steps, 2);
         if (f->min) memcpy(head + 2 * (nr + col), row->m + s / l.steps, 2);
         for (size_t g = 0; f->super && g < n_groups; g++) {
@@ -118,7 +118,7 @@ void kn_coded_fill(struct kn_coded *c, size_t row, const struct codes_row *codes
 {
     const struct kn_panel *p = &c->panel[row / c->nr];
     if (p->form.bits == 16)
-        put_16(c, c->data + p->at, row % c->nr, codes->q);
+        put_16(c, c->data + p->at, row % c->nr, (const void *)codes->q);
     else if (p->form.bits)
         put_codes(c, c->data + p->at, row % c->nr, &p->form, codes);
 }
