@@ -157,10 +157,7 @@ static int find_banned(const struct fus_engine *e, struct fus_job *j)
 {
     const unsigned V = fus_core_config(e->core)->V;
     if (j->req.min_new == 0) return 0;
-    size_t n = 0;
-    for (unsigned i = 0; i < V; i++)
-        n += ends_choice(j, (int32_t)i);
-    j->banned = mem_alloc((n + 1) * sizeof(*j->banned));
+    j->banned = mem_alloc(V * sizeof(*j->banned));
     if (!j->banned) return -ENOMEM;
     for (unsigned i = 0; i < V; i++)
         if (ends_choice(j, (int32_t)i)) j->banned[j->n_banned++] = (int32_t)i;

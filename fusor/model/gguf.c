@@ -57,26 +57,19 @@ static int take_bytes(struct cursor *c, size_t n, const uint8_t **ret, const cha
     return 0;
 }
 
-static int take_u32(struct cursor *c, uint32_t *ret, const char *what)
+/* A number as the machine has it: both are little-endian. */
+static int take_number(struct cursor *c, void *ret, size_t size, const char *what)
 {
     const uint8_t *p;
-    int r = take_bytes(c, sizeof(*ret), &p, what);
-    if (r == 0) memcpy(ret, p, sizeof(*ret));
-    return r;
-}
-
-static int take_u64(struct cursor *c, uint64_t *ret, const char *what)
-{
-    const uint8_t *p;
-    int r = take_bytes(c, sizeof(*ret), &p, what);
-    if (r == 0) memcpy(ret, p, sizeof(*ret));
+    int r = take_bytes(c, size, &p, what);
+    if (r == 0) memcpy(ret, p, size);
     return r;
 }
 
 static int take_str(struct cursor *c, const uint8_t **ret, size_t *ret_len, const char *what)
 {
     uint64_t len = 0;
-    int r = take_u64(c, &len, what);
+    int r = take_number(c, &len, sizeof(len), what);
     if (r < 0) return r;
     if (len > c->left) return truncated(c, what);
     *ret_len = (size_t)len;
@@ -108,8 +101,8 @@ static int read_array(struct cursor *c, struct gguf_kv *kv)
 {
     uint32_t type = 0;
     uint64_t n = 0;
-    int r = take_u32(c, &type, "an array");
-    if (r == 0) r = take_u64(c, &n, "an array");
+    int r = take_number(c, &type, sizeof(type), "an array");
+    if (r == 0) r = take_number(c, &n, sizeof(n), "an array");
     if (r < 0) return r;
     if (type == GGUF_ARR)
         return err_set(c->err, -ENOTSUP, "\"%.80s\" is an array of arrays", kv->key);
@@ -140,7 +133,7 @@ static int read_kv(struct gguf *g, struct cursor *c, struct gguf_kv *kv)
 {
     uint32_t type = 0;
     int r = take_name(g, c, &kv->key, "a metadata key");
-    if (r == 0) r = take_u32(c, &type, "the metadata");
+    if (r == 0) r = take_number(c, &type, sizeof(type), "the metadata");
     if (r < 0) return r;
     if (type > GGUF_F64)
         return err_set(c->err, -EBADMSG, "\"%.80s\" has the unknown type %u", kv->key, type);
@@ -188,14 +181,14 @@ static int read_tensor(struct gguf *g, struct cursor *c, size_t i)
     uint32_t type = 0;
     *t = (struct tensor){0};
     int r = take_name(g, c, &t->name, "a tensor name");
-    if (r == 0) r = take_u32(c, &t->n_dims, "the tensor table");
+    if (r == 0) r = take_number(c, &t->n_dims, sizeof(t->n_dims), "the tensor table");
     if (r < 0) return r;
     if (t->n_dims < 1 || t->n_dims > 4)
         return err_set(c->err, -EBADMSG, "tensor \"%.80s\" has %u dimensions", t->name, t->n_dims);
     for (unsigned d = 0; d < t->n_dims && r == 0; d++)
-        r = take_u64(c, &dims[d], "the tensor table");
-    if (r == 0) r = take_u32(c, &type, "the tensor table");
-    if (r == 0) r = take_u64(c, &g->offset[i], "the tensor table");
+        r = take_number(c, &dims[d], sizeof(dims[d]), "the tensor table");
+    if (r == 0) r = take_number(c, &type, sizeof(type), "the tensor table");
+    if (r == 0) r = take_number(c, &g->offset[i], sizeof(g->offset[i]), "the tensor table");
     return r < 0 ? r : describe_tensor(c, t, dims, type);
 }
 
@@ -267,14 +260,14 @@ static int read_all(struct gguf *g, struct err *err)
     int r = take_bytes(&c, 4, &magic, "its first bytes");
     if (r < 0) return r;
     if (memcmp(magic, "GGUF", 4) != 0) return err_set(err, -EBADMSG, "is not a GGUF file");
-    r = take_u32(&c, &version, "the header");
+    r = take_number(&c, &version, sizeof(version), "the header");
     if (r < 0) return r;
     if (version == __builtin_bswap32(2) || version == __builtin_bswap32(3))
         return err_set(err, -ENOTSUP, "is a big-endian GGUF file");
     if (version != 2 && version != 3)
         return err_set(err, -ENOTSUP, "has GGUF version %u, known are 2 and 3", version);
-    r = take_u64(&c, &n_tensors, "the header");
-    if (r == 0) r = take_u64(&c, &n_kv, "the header");
+    r = take_number(&c, &n_tensors, sizeof(n_tensors), "the header");
+    if (r == 0) r = take_number(&c, &n_kv, sizeof(n_kv), "the header");
     if (r == 0) r = read_metadata(g, &c, n_kv);
     if (r == 0) r = read_tensors(g, &c, n_tensors);
     if (r < 0) return r;

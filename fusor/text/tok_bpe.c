@@ -89,29 +89,33 @@ int tok_set(struct tok *t, size_t id, const char *text, size_t len, enum tok_typ
 
 /* ---- text → id ---------------------------------------------------------------------------- */
 
+/* The place of a text, or the free one where it would stand. */
+static inline struct tok_slot *slot_of(const struct tok *t, const void *text, size_t len,
+                                       uint32_t *ret_tag)
+{
+    const uint64_t h = XXH3_64bits(text, len);
+    const uint32_t tag = *ret_tag = (uint32_t)(h >> 32);
+    for (uint32_t i = (uint32_t)h & t->slot_mask;; i = (i + 1) & t->slot_mask) {
+        struct tok_slot *s = &t->slot[i];
+        if (s->id < 0) return s;
+        if (s->tag == tag && t->e[s->id].len == len && memcmp(tok_raw(t, s->id), text, len) == 0)
+            return s;
+    }
+}
+
 int32_t tok_text_id(const struct tok *t, const void *text, size_t len)
 {
-    if (len == 0 || len > t->len_max) return -1;
-    uint64_t h = XXH3_64bits(text, len);
-    uint32_t tag = (uint32_t)(h >> 32);
-    for (uint32_t i = (uint32_t)h & t->slot_mask;; i = (i + 1) & t->slot_mask) {
-        const struct tok_slot *s = &t->slot[i];
-        if (s->id < 0) return -1;
-        if (s->tag == tag && t->e[s->id].len == len && memcmp(tok_raw(t, s->id), text, len) == 0)
-            return s->id;
-    }
+    uint32_t tag;
+    return len == 0 || len > t->len_max ? -1 : slot_of(t, text, len, &tag)->id;
 }
 
 static void slot_add(struct tok *t, int32_t id)
 {
     const struct tok_entry *e = &t->e[id];
+    uint32_t tag;
+    struct tok_slot *s = slot_of(t, tok_raw(t, id), e->len, &tag);
     if (e->len > t->len_max) t->len_max = e->len;
-    if (tok_text_id(t, tok_raw(t, id), e->len) >= 0) return; /* the lower id keeps the text */
-    uint64_t h = XXH3_64bits(tok_raw(t, id), e->len);
-    uint32_t i = (uint32_t)h & t->slot_mask;
-    while (t->slot[i].id >= 0)
-        i = (i + 1) & t->slot_mask;
-    t->slot[i] = (struct tok_slot){(uint32_t)(h >> 32), id};
+    if (s->id < 0) *s = (struct tok_slot){tag, id}; /* the lower id keeps the text */
 }
 
 static uint32_t pow2_at_least(size_t n)
@@ -158,19 +162,25 @@ int tok_index(struct tok *t)
 
 /* ---- merges --------------------------------------------------------------------------------- */
 
-static inline uint32_t pair_slot(uint64_t key, uint32_t mask)
+/* The place of a pair, or the free one where it would stand. */
+static inline struct tok_pair *pair_of(struct tok_pair *table, uint32_t mask, uint64_t key)
 {
-    return (uint32_t)((key * 0x9E3779B97F4A7C15u) >> 32) & mask;
+    uint32_t i = (uint32_t)((key * 0x9E3779B97F4A7C15u) >> 32) & mask;
+    while (table[i].key != key && table[i].key != UINT64_MAX)
+        i = (i + 1) & mask;
+    return &table[i];
+}
+
+static inline uint64_t pair_key(int32_t l, int32_t r)
+{
+    return (uint64_t)(uint32_t)l << 32 | (uint32_t)r;
 }
 
 static inline const struct tok_pair *pair_find(const struct tok *t, int32_t l, int32_t r)
 {
     if ((l | r) < 0) return NULL;
-    uint64_t key = (uint64_t)(uint32_t)l << 32 | (uint32_t)r;
-    for (uint32_t i = pair_slot(key, t->pair_mask);; i = (i + 1) & t->pair_mask) {
-        if (t->pair[i].key == key) return &t->pair[i];
-        if (t->pair[i].key == UINT64_MAX) return NULL;
-    }
+    const struct tok_pair *p = pair_of(t->pair, t->pair_mask, pair_key(l, r));
+    return p->key == UINT64_MAX ? NULL : p;
 }
 
 static int pairs_grow(struct tok *t)
@@ -180,13 +190,8 @@ static int pairs_grow(struct tok *t)
     if (!p) return -ENOMEM;
     for (uint32_t i = 0; i < cap; i++)
         p[i].key = UINT64_MAX;
-    for (uint32_t i = 0; t->pair && i <= t->pair_mask; i++) {
-        if (t->pair[i].key == UINT64_MAX) continue;
-        uint32_t k = pair_slot(t->pair[i].key, cap - 1);
-        while (p[k].key != UINT64_MAX)
-            k = (k + 1) & (cap - 1);
-        p[k] = t->pair[i];
-    }
+    for (uint32_t i = 0; t->pair && i <= t->pair_mask; i++)
+        if (t->pair[i].key != UINT64_MAX) *pair_of(p, cap - 1, t->pair[i].key) = t->pair[i];
     mem_free(t->pair);
     t->pair = p;
     t->pair_mask = cap - 1;
@@ -200,13 +205,10 @@ int tok_merge_add(struct tok *t, int32_t left, int32_t right, int32_t merged, ui
         int r = pairs_grow(t);
         if (r < 0) return r;
     }
-    uint64_t key = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
-    uint32_t i = pair_slot(key, t->pair_mask);
-    while (t->pair[i].key != UINT64_MAX) {
-        if (t->pair[i].key == key) return 0; /* the first, lower rank counts */
-        i = (i + 1) & t->pair_mask;
-    }
-    t->pair[i] = (struct tok_pair){key, rank, merged};
+    const uint64_t key = pair_key(left, right);
+    struct tok_pair *p = pair_of(t->pair, t->pair_mask, key);
+    if (p->key == key) return 0; /* the first, lower rank counts */
+    *p = (struct tok_pair){key, rank, merged};
     t->n_pair++;
     return 0;
 }
