@@ -139,8 +139,10 @@ static int load_layer(struct packer *p, unsigned l)
     if (r == 0) r = vectors(p, W(MODEL_K_BIAS, MODEL_V_BIAS), 2, l, &w->kv.bias);
     if (r == 0) r = vectors(p, W(MODEL_Q_BIAS), 1, l, &w->q.bias);
     if (r == 0) r = vectors(p, W(MODEL_O_BIAS), 1, l, &w->o.bias);
-    if (r == 0) r = vectors(p, W(MODEL_Q_NORM), 1, l, &w->q_norm);
-    if (r == 0) r = vectors(p, W(MODEL_K_NORM), 1, l, &w->k_norm);
+    if (r == 0) r = vectors(p, W(MODEL_Q_NORM), 1, l, &w->q.norm);
+    if (r == 0) r = vectors(p, W(MODEL_K_NORM), 1, l, &w->kv.norm);
+    w->q.n_heads = p->c->cfg.H;
+    w->kv.n_heads = p->c->cfg.G;
     if (r == 0 && (!w->norm_attn || !w->norm_ffn)) r = -EBADMSG;
     return r;
 }
@@ -435,13 +437,13 @@ fail:
 static void layer_fini(struct kn_dev *d, struct fus_layer *w)
 {
     const struct fus_linear *const linear[] = {&w->kv, &w->q, &w->o, &w->gu, &w->down};
-    float *const vecs[] = {w->norm_attn, w->norm_ffn, w->q_norm, w->k_norm};
     for (size_t i = 0; i < sizeof(linear) / sizeof(linear[0]); i++) {
         kn_mat_destroy(linear[i]->w);
         kn_mem_free(d, linear[i]->bias);
+        kn_mem_free(d, linear[i]->norm);
     }
-    for (size_t i = 0; i < sizeof(vecs) / sizeof(vecs[0]); i++)
-        kn_mem_free(d, vecs[i]);
+    kn_mem_free(d, w->norm_attn);
+    kn_mem_free(d, w->norm_ffn);
 }
 
 void fus_core_destroy(struct fus_core *c)

@@ -13,6 +13,8 @@ struct fus_linear {
     struct kn_mat *w; /* [n, k] */
     float *bias;      /* [n] or NULL */
     size_t n, k;
+    float *norm; /* [K] of each of the first n_heads heads, or NULL */
+    unsigned n_heads;
 };
 struct fus_layer {
     struct fus_linear kv;        /* [2*G*K, D]: K rows, then V rows */
@@ -21,7 +23,6 @@ struct fus_layer {
     struct fus_linear gu;        /* [2*F, D]: gate rows, then up rows */
     struct fus_linear down;      /* [D, F] */
     float *norm_attn, *norm_ffn; /* [D] */
-    float *q_norm, *k_norm;      /* [K] or NULL */
 };
 
 /* Work memory of a prefill: one part that only operations touch, one that the host shares. */

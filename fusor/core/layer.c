@@ -43,6 +43,15 @@ static int linear(struct kn_stream *st, const struct fus_linear *w, const float 
     return kn_gemm(st, &g);
 }
 
+/* The same for K (and V) or Q, whose heads some models norm. */
+static int project(struct kn_stream *st, const struct fus_core *c, const struct fus_linear *w,
+                   const float *a, size_t m, float *to)
+{
+    int r = linear(st, w, a, m, to, false);
+    if (r < 0 || !w->norm) return r;
+    return kn_rmsnorm_heads(st, to, w->n, m, w->n_heads, c->cfg.K, w->norm, c->cfg.rms_eps);
+}
+
 /* Embeddings of m tokens: from the device's table, or straight from the model's file. */
 static int embed_rows(struct kn_stream *st, const struct fus_core *c, const int32_t *tok, size_t m,
                       float *x)
@@ -82,12 +91,8 @@ static int block_a(struct kn_stream *st, void *arg, size_t row, size_t m)
     if (r < 0) return r;
     r = kn_rmsnorm(st, p->x + row0 * D, D, m, D, w->norm_attn, cfg->rms_eps, h, D);
     if (r < 0) return r;
-    r = linear(st, &w->kv, h, m, k, false);
+    r = project(st, p->core, &w->kv, h, m, k);
     if (r < 0) return r;
-    if (w->k_norm) {
-        r = kn_rmsnorm_heads(st, k, 2 * GK, m, cfg->G, cfg->K, w->k_norm, cfg->rms_eps);
-        if (r < 0) return r;
-    }
     if (p->hook) {
         const struct kv_rows rows = {st, p->layer, row0, m, k, k + GK, 2 * GK};
         r = p->hook(p->hook_ctx, &rows);
@@ -133,12 +138,8 @@ static int attend(struct kn_stream *st, const struct fus_phase *p, size_t row0, 
     if (!h || !q || (p->keep_q && !lse)) return -ENOMEM;
     int r = kn_rmsnorm(st, p->x + row0 * D, D, m, D, w->norm_attn, cfg->rms_eps, h, D);
     if (r < 0) return r;
-    r = linear(st, &w->q, h, m, q, false);
+    r = project(st, p->core, &w->q, h, m, q);
     if (r < 0) return r;
-    if (w->q_norm) {
-        r = kn_rmsnorm_heads(st, q, HK, m, cfg->H, cfg->K, w->q_norm, cfg->rms_eps);
-        if (r < 0) return r;
-    }
     r = kn_rope(st, &p->core->rope, q, HK, m, cfg->H, p->pos + row0);
     if (r < 0) return r;
     const struct kn_attn_args a = {.q = q,
@@ -295,12 +296,8 @@ static int decode_attention(struct kn_stream *st, const struct decode *d, unsign
     float *k = kn_scratch(st, SLOT_KV, n * 2 * GK * sizeof(*k));
     float *q = kn_scratch(st, SLOT_Q, n * HK * sizeof(*q));
     if (!k || !q) return -ENOMEM;
-    int r = linear(st, &w->kv, h, n, k, false);
-    if (r == 0) r = linear(st, &w->q, h, n, q, false);
-    if (r == 0 && w->k_norm)
-        r = kn_rmsnorm_heads(st, k, 2 * GK, n, cfg->G, cfg->K, w->k_norm, cfg->rms_eps);
-    if (r == 0 && w->q_norm)
-        r = kn_rmsnorm_heads(st, q, HK, n, cfg->H, cfg->K, w->q_norm, cfg->rms_eps);
+    int r = project(st, d->c, &w->kv, h, n, k);
+    if (r == 0) r = project(st, d->c, &w->q, h, n, q);
     if (r == 0) r = kn_rope(st, &d->c->rope, k, 2 * GK, n, cfg->G, pos);
     if (r == 0) r = kn_rope(st, &d->c->rope, q, HK, n, cfg->H, pos);
     if (r == 0) r = kn_kv_put(st, &d->kv, layer, pos, n, k, 2 * GK, k + GK, 2 * GK);

@@ -23,17 +23,13 @@ enum { FILE_VERSION = 1 };
 
 /* ---- defaults ---- */
 
-/* Measured: SmolLM2-135M-Instruct, ten continuation texts (docs/quality.md). By name, because which
- * strategies there are is core.c's to say. */
+/* Measured: SmolLM2-135M-Instruct, ten continuation texts (docs/quality.md). */
 static const double dflt_ratios[] = {0.05, 0.10, 0.15};
-static const struct {
-    const char *strategy;
-    double loss[3];
-} dflt_losses[] = {{"hkvd", {0.664, 0.624, 0.595}},
-                   {"sink", {0.776, 0.686, 0.607}},
-                   {"query", {0.481, 0.340, 0.247}},
-                   {"qs", {0.410, 0.300, 0.222}},
-                   {"side", {0.720, 0.586, 0.498}}};
+static const double dflt_losses[POL_STRATEGY_COUNT][3] = {[POL_HKVD] = {0.664, 0.624, 0.595},
+                                                          [POL_SINK] = {0.776, 0.686, 0.607},
+                                                          [POL_QUERY] = {0.481, 0.340, 0.247},
+                                                          [POL_QS] = {0.410, 0.300, 0.222},
+                                                          [POL_SIDE] = {0.720, 0.586, 0.498}};
 
 static void clear_losses(struct fus_profile *p)
 {
@@ -63,11 +59,8 @@ void fus_profile_default(const struct model_cfg *cfg, struct fus_profile *ret)
     clear_losses(&p);
     p.n_ratios = sizeof dflt_ratios / sizeof *dflt_ratios;
     memcpy(p.ratios, dflt_ratios, sizeof dflt_ratios);
-    for (size_t i = 0; i < sizeof dflt_losses / sizeof *dflt_losses; i++) {
-        enum pol_strategy s;
-        if (pol_strategy_parse(dflt_losses[i].strategy, &s) == 1)
-            memcpy(p.losses[s], dflt_losses[i].loss, sizeof dflt_losses[i].loss);
-    }
+    for (size_t s = 0; s < POL_STRATEGY_COUNT; s++)
+        if (dflt_losses[s][0] > 0) memcpy(p.losses[s], dflt_losses[s], sizeof dflt_losses[s]);
     (void)snprintf(p.measured, sizeof p.measured,
                    "not for this model: layers as shares of the depth, losses of "
                    "SmolLM2-135M-Instruct on continuation texts");
@@ -267,15 +260,10 @@ json_t *fus_profile_json(const struct fus_profile *p)
         if (any) json_object_set(losses, pol_strategy_name((enum pol_strategy)s), of);
         json_decref(of);
     }
-    if (root && json_object_set(root, "ratios", ratios) == 0 &&
-        json_object_set(root, "losses", losses) == 0)
-        goto out;
+    const int r = json_object_set_new(root, "ratios", ratios);
+    if (json_object_set_new(root, "losses", losses) == 0 && r == 0) return root;
     json_decref(root);
-    root = NULL;
-out:
-    json_decref(ratios);
-    json_decref(losses);
-    return root;
+    return NULL;
 }
 
 int fus_profile_write(const struct fus_profile *p, const char *path, struct err *err)

@@ -242,11 +242,8 @@ static void name_from_path(struct model *m)
     size_t len = strlen(m->path);
     while (len > 1 && m->path[len - 1] == '/')
         len--;
-    size_t at = len;
-    while (at > 0 && m->path[at - 1] != '/')
-        at--;
-    (void)snprintf(m->cfg.name, sizeof(m->cfg.name), "%.*s", (int)(len - at > 127 ? 127 : len - at),
-                   m->path + at);
+    const char *slash = memrchr(m->path, '/', len), *from = slash ? slash + 1 : m->path;
+    (void)snprintf(m->cfg.name, sizeof(m->cfg.name), "%.*s", (int)(m->path + len - from), from);
 }
 
 /* Slots without data: which weights there are follows from the configuration alone. */

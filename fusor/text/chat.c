@@ -359,17 +359,10 @@ const char *chat_name(const struct chat *c)
 
 static int role_of(const char *role, enum chat_role *ret)
 {
-    static const struct {
-        const char *name;
-        enum chat_role role;
-    } roles[] = {{"system", CHAT_SYSTEM},
-                 {"developer", CHAT_SYSTEM},
-                 {"user", CHAT_USER},
-                 {"assistant", CHAT_ASSISTANT},
-                 {"tool", CHAT_TOOL}};
-    for (size_t i = 0; i < sizeof roles / sizeof roles[0]; i++) {
-        if (strcmp(roles[i].name, role) != 0) continue;
-        *ret = roles[i].role;
+    if (strcmp(role, "developer") == 0) role = chat_role_names[CHAT_SYSTEM];
+    for (unsigned i = 0; i < CHAT_ROLES; i++) {
+        if (strcmp(chat_role_names[i], role) != 0) continue;
+        *ret = (enum chat_role)i;
         return 1;
     }
     return 0;

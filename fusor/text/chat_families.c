@@ -13,6 +13,15 @@
 /* ---- output ------------------------------------------------------------------------------------
  */
 
+/* A list with room for one more: it doubles at powers of two. NULL: no memory, which sticks. */
+static void *grown(struct chat_job *j, void *list, size_t n, size_t size)
+{
+    if (n & (n - 1)) return list;
+    void *more = mem_realloc(list, (n ? 2 * n : 1) * size);
+    if (!more) j->status = -ENOMEM;
+    return more;
+}
+
 static void add_piece(struct chat_job *j, const char *s, size_t len, bool special)
 {
     struct chat_out *o = j->out;
@@ -24,16 +33,10 @@ static void add_piece(struct chat_job *j, const char *s, size_t len, bool specia
         last->len += len;
         return;
     }
-    if ((o->n_pieces & (o->n_pieces - 1)) == 0) { /* room doubles at powers of two */
-        size_t cap = o->n_pieces ? o->n_pieces * 2 : 1;
-        struct tok_piece *p = mem_realloc(o->pieces, cap * sizeof *p);
-        if (!p) {
-            j->status = -ENOMEM;
-            return;
-        }
-        o->pieces = p;
-    }
-    o->pieces[o->n_pieces++] = (struct tok_piece){NULL, len, special};
+    struct tok_piece *p = grown(j, o->pieces, o->n_pieces, sizeof *p);
+    if (!p) return;
+    o->pieces = p;
+    p[o->n_pieces++] = (struct tok_piece){NULL, len, special};
 }
 
 static void text(struct chat_job *j, const char *s)
@@ -51,16 +54,10 @@ static void part(struct chat_job *j, size_t i, size_t src, size_t len)
 {
     struct chat_out *o = j->out;
     if (j->status < 0 || len == 0) return;
-    if ((o->n_spans & (o->n_spans - 1)) == 0) {
-        size_t cap = o->n_spans ? o->n_spans * 2 : 1;
-        struct chat_span *s = mem_realloc(o->spans, cap * sizeof *s);
-        if (!s) {
-            j->status = -ENOMEM;
-            return;
-        }
-        o->spans = s;
-    }
-    o->spans[o->n_spans++] = (struct chat_span){i, src, o->text.len, len};
+    struct chat_span *s = grown(j, o->spans, o->n_spans, sizeof *s);
+    if (!s) return;
+    o->spans = s;
+    s[o->n_spans++] = (struct chat_span){i, src, o->text.len, len};
     add_piece(j, j->msgs[i].text + src, len, false);
 }
 
@@ -116,7 +113,7 @@ static void date(struct chat_job *j)
     text(j, s);
 }
 
-static const char *const role_names[] = {"system", "user", "assistant", "tool"};
+const char *const chat_role_names[CHAT_ROLES] = {"system", "user", "assistant", "tool"};
 
 /* A pattern of chat_int.h, with message i. */
 static void put(struct chat_job *j, const char *p, size_t i)
@@ -132,7 +129,7 @@ static void put(struct chat_job *j, const char *p, size_t i)
         } else if (*p == '%') {
             if (p[1] == 'c') content(j, i);
             if (p[1] == 't') trimmed(j, i);
-            if (p[1] == 'r') text(j, role_names[j->role[i]]);
+            if (p[1] == 'r') text(j, chat_role_names[j->role[i]]);
             if (p[1] == 'b') token(j, j->bos);
             if (p[1] == 'e') token(j, j->eos);
             if (p[1] == 'd') date(j);
@@ -148,7 +145,7 @@ static int no_role(struct chat_job *j, size_t i)
 {
     return err_set(
         j->err, -EINVAL, "messages[%zu]: the model's chat template (%s) takes no '%s' message%s", i,
-        j->c->name, role_names[j->role[i]], j->role[i] == CHAT_SYSTEM ? " at this place" : "");
+        j->c->name, chat_role_names[j->role[i]], j->role[i] == CHAT_SYSTEM ? " at this place" : "");
 }
 
 /* From `first` on: user, assistant, user, … */

@@ -49,6 +49,7 @@ struct chat_job {
     int status;
 };
 
+extern const char *const chat_role_names[CHAT_ROLES];
 int chat_turns(struct chat_job *j); /* by the patterns */
 int chat_llama2(struct chat_job *j);
 int chat_mistral(struct chat_job *j);

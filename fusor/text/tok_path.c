@@ -9,12 +9,6 @@
 #include <string.h>
 #include <sys/stat.h>
 
-static bool ends_with(const char *s, const char *tail)
-{
-    size_t n = strlen(s), k = strlen(tail);
-    return n >= k && strcmp(s + n - k, tail) == 0;
-}
-
 static int open_json(const char *path, struct tok **ret, struct err *err)
 {
     const char *slash = strrchr(path, '/');
@@ -33,7 +27,8 @@ int tok_open_path(const char *path, struct tok **ret, struct err *err)
     if (strncmp(path, SHAPE_PREFIX, n) == 0) return tok_open_shape(path + n, ret, err);
     if (stat(path, &st) < 0) return err_set(err, -errno, "cannot open '%s'", path);
     if (S_ISDIR(st.st_mode)) return tok_open_hf(path, "tokenizer.json", ret, err);
-    if (ends_with(path, ".json")) return open_json(path, ret, err);
+    const char *dot = strrchr(path, '.');
+    if (dot && strcmp(dot, ".json") == 0) return open_json(path, ret, err);
     struct gguf *g;
     int r = gguf_open(path, &g, err);
     if (r < 0) return r;
