@@ -1,11 +1,12 @@
 /* engine: the thread that runs requests: queue, continuous batching, builds in idle time.
  *
- * fus_engine_create() starts one thread that owns the core. fus_submit() queues a request; tokens come by callback on the engine thread; fus_cancel() may come at any time from
- * any thread. Every submitted request gets exactly one on_done. Callbacks must be short (hand the
- * event to a ring) and may not call back into the engine except fus_cancel(). Order of work: decode
- * steps of all running choices between the steps of one prefill (step_budget.h), that of the
- * request that was due first; builds only when no request waits or runs, urgent ones whenever
- * there is a turn, and before the request that waits for them; some give way to everything.
+ * fus_engine_create() starts one thread that owns the core. fus_submit() queues a request; tokens
+ * come by callback on the engine thread; fus_cancel() may come at any time from any thread. Every
+ * submitted request gets exactly one on_done. Callbacks must be short (hand the event to a ring)
+ * and may not call back into the engine except fus_cancel(). Order of work: decode steps of all
+ * running choices between the steps of one prefill (step_budget.h), that of the request that was
+ * due first; builds only when no request waits or runs, urgent ones whenever there is a turn, and
+ * before the request that waits for them; some give way to everything.
  * Thread: any for submit/cancel/stats. */
 #ifndef FUSOR_CORE_ENGINE_H
 #define FUSOR_CORE_ENGINE_H

@@ -56,7 +56,7 @@ static unsigned count(struct reader *d, json_t *o, const char *key, long long df
     return (unsigned)(v ? json_integer_value(v) : dflt);
 }
 
-static double number(struct reader *d, json_t *o, const char *key, double dflt)
+static double real(struct reader *d, json_t *o, const char *key, double dflt)
 {
     json_t *v = take(d, o, key);
     if (v && !json_is_number(v)) d->r = err_set(d->err, -EBADMSG, "\"%s\" is not a number", key);
@@ -95,17 +95,17 @@ static int read_dims(struct reader *d, struct model_cfg *c, json_t *j)
     if (d->r < 0) return d->r;
     if (c->H == 0 || c->D < c->H) return err_set(d->err, -EBADMSG, "has %u attention heads", c->H);
     c->K = count(d, j, "head_dim", c->D / c->H);
-    c->rms_eps = (float)number(d, j, "rms_norm_eps", 1e-6);
+    c->rms_eps = (float)real(d, j, "rms_norm_eps", 1e-6);
     return d->r;
 }
 
 /* mscale and mscale_all_dim set the attention factor together, unless it is given itself. */
 static void read_yarn(struct reader *d, struct model_rope *r, json_t *s)
 {
-    const double a = number(d, s, "mscale", 0), b = number(d, s, "mscale_all_dim", 0);
-    r->attn_factor = number(d, s, "attention_factor", 0);
-    r->beta_fast = number(d, s, "beta_fast", 32);
-    r->beta_slow = number(d, s, "beta_slow", 1);
+    const double a = real(d, s, "mscale", 0), b = real(d, s, "mscale_all_dim", 0);
+    r->attn_factor = real(d, s, "attention_factor", 0);
+    r->beta_fast = real(d, s, "beta_fast", 32);
+    r->beta_slow = real(d, s, "beta_slow", 1);
     r->no_truncate = !flag(d, s, "truncate", true);
     if (!given(s, "attention_factor") && a != 0 && b != 0 && r->factor > 1) {
         double ln = log(r->factor);
@@ -131,13 +131,13 @@ static int read_scaling(struct reader *d, struct model_cfg *c, json_t *j, json_t
         return given(s, "mrope_section")
                    ? err_set(d->err, -ENOTSUP, "rope type \"mrope\" is not supported")
                    : 0;
-    const double orig = number(d, j, "original_max_position_embeddings", c->ctx_max);
-    r->orig_ctx = number(d, s, "original_max_position_embeddings", orig);
+    const double orig = real(d, j, "original_max_position_embeddings", c->ctx_max);
+    r->orig_ctx = real(d, s, "original_max_position_embeddings", orig);
     const double factor = r->type == ROPE_YARN && r->orig_ctx > 0 ? c->ctx_max / r->orig_ctx : 0;
-    r->factor = number(d, s, "factor", factor);
+    r->factor = real(d, s, "factor", factor);
     if (r->type == ROPE_LLAMA3) {
-        r->low_freq_factor = number(d, s, "low_freq_factor", 0);
-        r->high_freq_factor = number(d, s, "high_freq_factor", 0);
+        r->low_freq_factor = real(d, s, "low_freq_factor", 0);
+        r->high_freq_factor = real(d, s, "high_freq_factor", 0);
     }
     if (r->type == ROPE_YARN) read_yarn(d, r, s);
     /* Files written for yarn may still give the length before it. */
@@ -149,8 +149,7 @@ static int read_scaling(struct reader *d, struct model_cfg *c, json_t *j, json_t
 
 static int read_rope(struct reader *d, struct model_cfg *c, json_t *j)
 {
-    double theta = number(d, j, "rope_theta", 10000),
-           part = number(d, j, "partial_rotary_factor", 1);
+    double theta = real(d, j, "rope_theta", 10000), part = real(d, j, "partial_rotary_factor", 1);
     json_t *s = take(d, j, given(j, "rope_parameters") ? "rope_parameters" : "rope_scaling");
     if (s) {
         if (!json_is_object(s)) return err_set(d->err, -EBADMSG, "the rope settings are no object");
@@ -161,8 +160,8 @@ static int read_rope(struct reader *d, struct model_cfg *c, json_t *j)
             if (json_is_object(v))
                 return err_set(d->err, -ENOTSUP, "has rope settings per kind of layer");
         }
-        theta = number(d, s, "rope_theta", theta);
-        part = number(d, s, "partial_rotary_factor", part);
+        theta = real(d, s, "rope_theta", theta);
+        part = real(d, s, "partial_rotary_factor", part);
         if (d->r == 0) d->r = read_scaling(d, c, j, s);
     }
     c->rope.base = theta;
