@@ -182,15 +182,6 @@ int wk_not_ready(struct worker *w, struct api_err *e)
 }
 
 /* ---- headers of the gateway ---- */
-static int copy_header(const struct http_head *h, const char *name, char **ret)
-{
-    const char *v = http_header_find(h, name);
-
-    if (!v || !*v) return 0;
-    *ret = mem_strdup(v);
-    return *ret ? 0 : -ENOMEM;
-}
-
 void wk_percent_decode(char *s)
 {
     char *o = s;
@@ -206,13 +197,18 @@ void wk_percent_decode(char *s)
 
 int wk_hints_read(const struct http_req *r, struct wk_hints *ret)
 {
-    const struct http_head *h = &r->msg.head;
+    const struct {
+        const char *name;
+        char **to;
+    } hints[] = {{"X-KVBlend-Segments", &ret->segments},
+                 {"X-KVBlend-Mode", &ret->mode},
+                 {"X-KVBlend-Namespace", &ret->ns},
+                 {"X-KVBlend-Separator", &ret->separator}};
 
     memset(ret, 0, sizeof *ret);
-    if (copy_header(h, "X-KVBlend-Segments", &ret->segments) < 0 ||
-        copy_header(h, "X-KVBlend-Mode", &ret->mode) < 0 ||
-        copy_header(h, "X-KVBlend-Namespace", &ret->ns) < 0 ||
-        copy_header(h, "X-KVBlend-Separator", &ret->separator) < 0) {
+    for (size_t i = 0; i < sizeof hints / sizeof *hints; i++) {
+        const char *v = http_header_find(&r->msg.head, hints[i].name);
+        if (!v || !*v || (*hints[i].to = mem_strdup(v))) continue;
         wk_hints_fini(ret);
         return -ENOMEM;
     }

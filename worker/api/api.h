@@ -19,7 +19,6 @@
 #include <stdint.h>
 
 enum {
-    API_DEPTH_MAX = 64, /* JSON nesting; chosen: tools' schemas stay below 20 */
     API_STOPS_MAX = 16, /* OpenAI takes 4, vLLM any number */
     API_STOP_BYTES_MAX = 1024,
     API_PROMPTS_MAX = 64, /* list prompts of one request */

@@ -17,9 +17,9 @@ int api_load_object(const char *body, size_t len, json_t **ret, struct api_err *
     if (len == 0)
         return api_err_set(e, API_INVALID_JSON, NULL,
                            "The request body is empty; a JSON object is expected.");
-    if (json_depth(body, len) > API_DEPTH_MAX)
+    if (json_depth(body, len) > JSON_DEPTH_MAX)
         return api_err_set(e, API_INVALID_JSON, NULL,
-                           "The request body is nested deeper than %d levels.", API_DEPTH_MAX);
+                           "The request body is nested deeper than %d levels.", JSON_DEPTH_MAX);
     root = json_loadb(body, len, JSON_DECODE_ANY, &je);
     if (!root)
         return api_err_set(e, API_INVALID_JSON, NULL,

@@ -30,10 +30,6 @@ enum {
 };
 
 enum step { STEP_FULL, STEP_REUSE, STEP_TRIAL, STEP_END };
-struct part {
-    struct tier_key key;
-    uint32_t tok0, n;
-};
 struct wk_shadow {
     STAILQ_ENTRY(wk_shadow) link;
     struct worker *w;
@@ -44,9 +40,10 @@ struct wk_shadow {
     uint32_t n_given; /* tokens behind the prompt */
     int32_t *tok;     /* [n_prompt + n_given] */
     unsigned n_rows;
-    float *row; /* [n_rows, V]: the request's; once the truth is known, that */
-    struct part *part;
-    size_t n_part;
+    float *row;              /* [n_rows, V]: the request's; once the truth is known, that */
+    struct fus_range *range; /* of its chunks; sources while a plan has them */
+    struct tier_key *key;
+    size_t n_range;
     double kl[STEP_END], agree[STEP_END]; /* kl < 0: not known */
     bool has_trial;                       /* of `tried`, the level below */
     struct pol_guard_setting tried;
@@ -71,8 +68,6 @@ struct wk_guard {
     unsigned tries;
     int status;
     float *other; /* [WK_GUARD_ROWS, V] logits of the step */
-    struct fus_range *range;
-    size_t n_range;
     struct wk_msg msg;
     struct http_timer timer;
 };
@@ -109,7 +104,8 @@ void wk_guard_drop(struct wk_shadow *s)
     pthread_mutex_unlock(&g->m);
     mem_free(s->tok);
     mem_free(s->row);
-    mem_free(s->part);
+    mem_free(s->range);
+    mem_free(s->key);
     mem_free(s);
 }
 
@@ -117,7 +113,8 @@ static struct wk_shadow *shadow_make(struct worker *w, const struct wk_prompt *p
 {
     const size_t V = model_config(w->model)->V;
     const size_t bytes = sizeof(struct wk_shadow) + (p->n_tok + WK_GUARD_ROWS) * sizeof *p->tok +
-                         WK_GUARD_ROWS * V * sizeof(float) + p->n_cut * sizeof(struct part);
+                         WK_GUARD_ROWS * V * sizeof(float) +
+                         p->n_cut * (sizeof(struct fus_range) + sizeof(struct tier_key));
     struct wk_guard *g = w->guard;
     struct wk_shadow *s = mem_zalloc(sizeof *s);
 
@@ -132,8 +129,9 @@ static struct wk_shadow *shadow_make(struct worker *w, const struct wk_prompt *p
     pthread_mutex_unlock(&g->m);
     s->tok = room ? mem_alloc((p->n_tok + WK_GUARD_ROWS) * sizeof *s->tok) : NULL;
     s->row = room ? mem_alloc(WK_GUARD_ROWS * V * sizeof *s->row) : NULL;
-    s->part = room ? mem_alloc((p->n_cut + 1) * sizeof *s->part) : NULL;
-    if (!s->tok || !s->row || !s->part) {
+    s->range = room ? mem_alloc((p->n_cut + 1) * sizeof *s->range) : NULL;
+    s->key = room ? mem_alloc((p->n_cut + 1) * sizeof *s->key) : NULL;
+    if (!s->tok || !s->row || !s->range || !s->key) {
         wk_guard_drop(s);
         return NULL;
     }
@@ -168,11 +166,15 @@ struct wk_shadow *wk_guard_begin(struct worker *w, const struct wk_prompt *p,
     for (size_t i = 0; i < p->n_cut; i++) {
         const struct wk_cut *c = &p->cut[i];
         const bool found = c->lookup.tier && !c->missed && c->source != WK_PREFIX;
-        if (exact ? found : c->source == WK_STORED)
-            s->part[s->n_part++] = (struct part){c->key, c->tok0, c->n};
+        if (exact ? !found : c->source != WK_STORED) continue;
+        s->range[s->n_range] =
+            (struct fus_range){.tok0 = c->tok0,
+                               .n = c->n,
+                               .at_built = fus_at_built_position(w->sink_token, s->tok, c->tok0)};
+        s->key[s->n_range++] = c->key;
     }
     s->n_suffix = p->n_tok - p->cut[p->n_cut - 1].tok0 - p->cut[p->n_cut - 1].n;
-    if (s->n_part > 0) return s;
+    if (s->n_range > 0) return s;
     wk_guard_drop(s); /* exact, and nothing was held: it would not have been blended */
     return NULL;
 }
@@ -209,31 +211,16 @@ void wk_guard_put(struct wk_shadow *s)
 
 /* ---- an idle plan; engine thread ---- */
 
-static void drop_ranges(struct wk_guard *g)
-{
-    for (size_t i = 0; i < g->n_range; i++)
-        g->range[i].src.ops->release(g->range[i].src.ctx);
-    g->n_range = 0;
-}
-
 /* All of its chunks from RAM, as sources: 1, 0 when one is not there. */
-static int find_parts(struct wk_guard *g)
+static int find_sources(struct wk_shadow *s)
 {
-    struct worker *w = g->w;
-    struct wk_shadow *s = g->cur;
-
-    g->n_range = 0;
-    for (size_t i = 0; i < s->n_part; i++) {
-        const struct part *p = &s->part[i];
-        struct fus_range *r = &g->range[g->n_range];
-        *r = (struct fus_range){.tok0 = p->tok0, .n = p->n};
-        r->at_built = fus_at_built_position(w->sink_token, s->tok, p->tok0);
-        int rc = rec_source_in_ram(w->store, &p->key, s->tok + p->tok0, p->n, &r->src);
-        if (rc <= 0) {
-            drop_ranges(g);
-            return rc;
-        }
-        g->n_range++;
+    for (size_t i = 0; i < s->n_range; i++) {
+        struct fus_range *r = &s->range[i];
+        int rc = rec_source_in_ram(s->w->store, &s->key[i], s->tok + r->tok0, r->n, &r->src);
+        if (rc > 0) continue;
+        while (i-- > 0)
+            s->range[i].src.ops->release(s->range[i].src.ctx);
+        return rc;
     }
     return 1;
 }
@@ -241,17 +228,17 @@ static int find_parts(struct wk_guard *g)
 static int on_plan(void *ctx, struct fus_plan *p)
 {
     struct wk_guard *g = ctx;
-    const struct wk_shadow *s = g->cur;
+    struct wk_shadow *s = g->cur;
 
     p->tok = s->tok;
     p->n_tok = s->n_prompt + s->n_given;
     p->logits_from = s->n_prompt - 1;
     p->strategy = POL_FULL;
     if (g->step == STEP_FULL) return 1;
-    int rc = find_parts(g);
+    int rc = find_sources(s);
     if (rc <= 0) return rc;
-    p->range = g->range;
-    p->n_range = g->n_range;
+    p->range = s->range;
+    p->n_range = s->n_range;
     p->suffix = s->n_suffix + s->n_given;
     p->strategy = g->step == STEP_REUSE ? POL_REUSE
                   : s->n_suffix == 0    ? POL_HKVD /* as policy/decide.c has it */
@@ -354,16 +341,6 @@ static void conclude(struct wk_guard *g)
     g->cur = NULL;
 }
 
-static void give_up(struct wk_guard *g, int status)
-{
-    pthread_mutex_lock(&g->m);
-    g->n.n_failed++;
-    pthread_mutex_unlock(&g->m);
-    log_event(LOG_DEBUG, "shadow_failed", "error=%s tries=%u", err_name(status), g->tries);
-    wk_guard_drop(g->cur);
-    g->cur = NULL;
-}
-
 /* The oldest shadow, at its first step; false: there is none. */
 static bool take_shadow(struct wk_guard *g)
 {
@@ -407,14 +384,18 @@ static void step_ended(struct wk_guard *g)
     }
     if (g->status == 1) {
         next_step(g); /* a chunk has left RAM */
-    } else if (g->status == -EAGAIN && ++g->tries < TRIES_MAX) {
-        pthread_mutex_lock(&g->m);
-        g->n.n_retried++;
-        g->active_ns = clock_ns();
-        pthread_mutex_unlock(&g->m);
-    } else {
-        give_up(g, g->status);
+        return;
     }
+    const bool again = g->status == -EAGAIN && ++g->tries < TRIES_MAX;
+    pthread_mutex_lock(&g->m);
+    g->n.n_retried += again;
+    g->n.n_failed += !again;
+    if (again) g->active_ns = clock_ns();
+    pthread_mutex_unlock(&g->m);
+    if (again) return;
+    log_event(LOG_DEBUG, "shadow_failed", "error=%s tries=%u", err_name(g->status), g->tries);
+    wk_guard_drop(g->cur);
+    g->cur = NULL;
 }
 
 static bool submit_step(struct wk_guard *g)
@@ -426,10 +407,7 @@ static bool submit_step(struct wk_guard *g)
                                 .on_logits = on_logits,
                                 .on_end = on_shadow_end,
                                 .ctx = g};
-    struct fus_range *range = mem_realloc(g->range, (s->n_part + 1) * sizeof *range);
 
-    if (!range) return false;
-    g->range = range;
     send_away(g, step_ended);
     if (fus_build_submit(g->w->engine, &b) == 0) return true;
     atomic_store(&g->away, false);
@@ -555,7 +533,6 @@ void wk_guard_destroy(struct worker *w)
         wk_guard_drop(s);
     }
     ASSERT(g->bytes == 0);
-    mem_free(g->range);
     mem_free(g->other);
     pthread_mutex_destroy(&g->m);
     mem_free(g);
