@@ -155,11 +155,6 @@ static int conn_write(struct client_conn *cc)
     return 0;
 }
 
-static bool conn_wrote_all(const struct client_conn *cc)
-{
-    return cc->piece_i > cc->call->n_pieces;
-}
-
 bool http_exchange_silent(const struct client_conn *cc)
 {
     char byte;
@@ -232,7 +227,8 @@ static void conn_done(struct client_conn *cc)
 {
     struct http_client *c = cc->client;
     struct http_call *call = cc->call;
-    bool keep = cc->msg.keep_alive && cc->in.len == 0 && !cc->eof && conn_wrote_all(cc);
+    bool wrote_all = cc->piece_i > call->n_pieces;
+    bool keep = cc->msg.keep_alive && cc->in.len == 0 && !cc->eof && wrote_all;
     cc->call = NULL;
     call->conn = NULL;
     http_msg_fini(&cc->msg);

@@ -298,28 +298,21 @@ static int judge_result(struct http_tls_conn *tc, int r)
 static int flush(struct http_io *io)
 {
     struct http_tls_conn *tc = io->tls;
-    struct buf *fresh = &tc->loop->tls_out;
-    int r = 0;
-    for (struct buf *b = &tc->out;; b = fresh) {
-        size_t at = 0;
-        while (at < b->len) {
-            ssize_t n = send(io->fd, b->data + at, b->len - at, MSG_NOSIGNAL | MSG_DONTWAIT);
-            if (n < 0 && errno == EINTR) continue;
-            if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK) r = -EPIPE;
-            if (n < 0) break;
-            at += (size_t)n;
-        }
-        if (b == fresh) {
-            if (at < b->len && r == 0) r = buf_add(&tc->out, b->data + at, b->len - at);
-            break;
-        }
-        buf_consume(b, at);
-        if (b->len > 0) { /* order: what is new goes behind */
-            if (r == 0) r = buf_add(b, fresh->data, fresh->len);
-            break;
-        }
-        buf_fini(b);
+    struct buf *fresh = &tc->loop->tls_out, *b = tc->out.len > 0 ? &tc->out : fresh;
+    int r = b == fresh ? 0 : buf_add(b, fresh->data, fresh->len); /* what is new goes behind */
+    size_t at = 0;
+    while (r == 0 && at < b->len) {
+        ssize_t n = send(io->fd, b->data + at, b->len - at, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK) r = -EPIPE;
+        if (n < 0) break;
+        at += (size_t)n;
     }
+    if (r == 0 && b == fresh && at < b->len)
+        r = buf_add(&tc->out, b->data + at, b->len - at);
+    else if (b != fresh)
+        buf_consume(b, at);
+    if (tc->out.len == 0) buf_fini(&tc->out);
     buf_clear(fresh);
     if (r < 0) tc->send_error = r;
     return r;
