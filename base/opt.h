@@ -78,7 +78,7 @@ void opts_destroy(struct opts *o);
  * each, appended; -ENOMEM. argv[0] is skipped; "--" ends the flags. */
 int opts_read(struct opts *o, const struct opt_args *from, struct buf *problems);
 /* Appends the variables that look like ours and match no option, mostly typing errors: "NAME is
- * unknown; expected one like NAME" or "NAME was removed; …" (opt_removed.h), a line each. */
+ * unknown; expected one like NAME", a line each. One that was removed is a problem. */
 void opts_unknown_env(const struct opts *o, const struct opt_args *from, struct buf *out);
 /* After the reading: overwrites the values of secret flags, so that a list of processes does not
  * show them. Of URLs only the user and password, if there are any. A reload needs a copy. */

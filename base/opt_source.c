@@ -146,16 +146,15 @@ static void read_env(struct opts *o, const struct opt_args *from)
 }
 
 /* What other programs of ours read, or this one elsewhere. */
-static bool is_read_elsewhere(const char *name, const char *prefix)
+static bool is_read_elsewhere(const char *name)
 {
     static const char *const others[] = {
         "KVBLEND_ADMIN",      "KVBLEND_EXIT_ON_STDIN_EOF", "KVBLEND_GEMM",   "KVBLEND_INJECT",
         "KVBLEND_ISA",        "KVBLEND_KERNELS_DIR",       "KVBLEND_MODELS", "KVBLEND_TIER_WAIT",
         "KVBLEND_WORKER_BIN", "KVBLEND_WORKER_COUNT"};
-    static const char worker[] = "KVBLEND_WORKER_"; /* handed down to it */
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
         if (strcmp(name, others[i]) == 0) return true;
-    return strcmp(prefix, "KVBLEND") == 0 && strncmp(name, worker, strlen(worker)) == 0;
+    return false;
 }
 
 /* ${NAME} in the file or a flag: the operator's own. */
@@ -169,29 +168,46 @@ static bool is_referred_to(const struct opts *o, const struct opt_args *from, co
     return false;
 }
 
+/* The name of a variable that may be meant for an option; what stands behind the prefix and its _,
+ * or NULL. */
+static const char *option_of(const struct opts *o, const struct opt_args *from, const char *e,
+                             char ret[OPT_NAME_BYTES])
+{
+    const size_t n = strcspn(e, "="), n_prefix = strlen(from->prefix);
+    if (n >= OPT_NAME_BYTES || strncmp(e, from->prefix, n_prefix) != 0 || e[n_prefix] != '_')
+        return NULL;
+    (void)snprintf(ret, OPT_NAME_BYTES, "%.*s", (int)n, e);
+    return is_read_elsewhere(ret) || is_referred_to(o, from, ret) ? NULL : ret + n_prefix + 1;
+}
+
+/* As flags are: what a variable once closed, such as a secret's, must not stand open. */
+static void refuse_removed(struct opts *o, const struct opt_args *from)
+{
+    char name[OPT_NAME_BYTES];
+    for (char *const *e = from->envp; *e; e++) {
+        const char *option = option_of(o, from, *e, name);
+        const char *instead = option ? opt_removed(option, NULL) : NULL;
+        if (instead)
+            opt_problem(o, &(struct opt_place){OPT_ENV, name, 0}, "was removed; %s", instead);
+    }
+}
+
 void opts_unknown_env(const struct opts *o, const struct opt_args *from, struct buf *out)
 {
-    const size_t n_prefix = strlen(from->prefix);
+    static const char worker[] = "KVBLEND_WORKER_"; /* the gateway hands them down to it */
+    const bool hands_down = strcmp(from->prefix, "KVBLEND") == 0;
     for (char *const *e = from->envp; *e; e++) {
         char name[OPT_NAME_BYTES], known[OPT_NAME_BYTES], near[OPT_NAME_BYTES] = "";
-        const size_t n = strcspn(*e, "=");
-        if (n >= sizeof name || strncmp(*e, from->prefix, n_prefix) != 0) continue;
-        if ((*e)[n_prefix] != '_') continue;
-        (void)snprintf(name, sizeof name, "%.*s", (int)n, *e);
-        size_t best = (n - n_prefix - 1) / 3 + 2;
+        const char *option = option_of(o, from, *e, name);
+        if (!option || (hands_down && strncmp(name, worker, strlen(worker)) == 0)) continue;
+        size_t best = strlen(option) / 3 + 2;
         for (size_t i = 0; i < o->n_rows; i++) {
             if (variable_of(&o->rows[i], from->prefix, known) && opt_is_nearer(name, known, &best))
                 memcpy(near, known, sizeof known);
         }
-        const char *instead = opt_removed(name + n_prefix + 1, NULL);
-        if (strcmp(name, near) == 0 || is_read_elsewhere(name, from->prefix) ||
-            is_referred_to(o, from, name))
-            continue;
-        (void)buf_addf(out, "%s %s%s\n", name,
-                       instead ? "was removed; "
-                       : *near ? "is unknown; expected one like "
-                               : "is unknown",
-                       instead ? instead : near);
+        if (strcmp(name, near) != 0)
+            (void)buf_addf(out, "%s is unknown%s%s\n", name, *near ? "; expected one like " : "",
+                           near);
     }
 }
 
@@ -205,6 +221,7 @@ int opts_read(struct opts *o, const struct opt_args *from, struct buf *problems)
     read_env(o, from);
     const struct opt_row *config = from->read_file ? opt_of_flag(o, "config") : NULL;
     if (config && config->n > 0) from->read_file(o, config->texts[0]);
+    refuse_removed(o, from);
     o->problems = NULL;
     if (o->no_memory || buf_status(problems) < 0) return -ENOMEM;
     return o->n_problems > 0 ? -EINVAL : 0;

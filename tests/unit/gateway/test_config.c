@@ -140,11 +140,11 @@ TEST(an_old_configuration_gets_messages)
     expect_problem("worker:\n  strategy: hybrid\n",
                    ":2: worker.strategy: hybrid was removed; use qs");
     expect_problem("worker:\n  mass: 0.5\n", ":2: worker.mass: was removed; ratio says");
-    char *env[] = {"KVBLEND_MAP_TOKENS=9", NULL};
-    ASSERT_OK(load(&c, env, "--listen", ":1"));
-    ASSERT_TRUE(strstr(buf_cstr(&problems),
-                       "warning: environment variable KVBLEND_MAP_TOKENS " MEASURED) != NULL);
-    gw_config_free(c);
+    char *env[] = {"KVBLEND_MAP_TOKENS=9", "KVBLEND_WORKER_SECRET_FILE=/s", NULL};
+    ASSERT_ERR(load(&c, env, "--listen", ":1"), -EINVAL);
+    ASSERT_TRUE(strstr(buf_cstr(&problems), "environment variable KVBLEND_MAP_TOKENS: " MEASURED) !=
+                NULL);
+    ASSERT_TRUE(strstr(buf_cstr(&problems), "KVBLEND_WORKER_SECRET_FILE: was removed; ") != NULL);
 }
 
 /* YAML has a key once; of two values one would be dropped in silence. */
