@@ -2,26 +2,20 @@
 
 #include <netdb.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/un.h>
 
-struct resolve { /* shared by caller and thread; the last one frees it */
-    pthread_mutex_t m;
-    unsigned refs;
-    bool done;
+struct resolve { /* the caller's and the thread's; the last one frees it */
+    atomic_uint refs;
     struct redis_addr name;
-    struct names found;
+    struct names found; /* the thread's, until it has given its reference back */
 };
 
 static void put_ref(struct resolve *r)
 {
-    pthread_mutex_lock(&r->m);
-    bool last = --r->refs == 0;
-    pthread_mutex_unlock(&r->m);
-    if (!last) return;
-    pthread_mutex_destroy(&r->m);
-    mem_free(r);
+    if (atomic_fetch_sub(&r->refs, 1) == 1) mem_free(r);
 }
 
 /* False: the library knows no address, or (AI_NUMERICHOST) would have to ask for it. */
@@ -42,12 +36,7 @@ static bool fill(struct names *n, const struct redis_addr *name, int flags)
 static void *look_up(void *arg)
 {
     struct resolve *r = arg;
-    struct names found = {0};
-    (void)fill(&found, &r->name, 0);
-    pthread_mutex_lock(&r->m);
-    r->found = found;
-    r->done = true;
-    pthread_mutex_unlock(&r->m);
+    (void)fill(&r->found, &r->name, 0);
     put_ref(r);
     return NULL;
 }
@@ -58,15 +47,13 @@ static struct resolve *start_lookup(const struct redis_addr *a)
     pthread_t thread;
     pthread_attr_t attr;
     if (!r) return NULL;
-    pthread_mutex_init(&r->m, NULL);
-    r->refs = 2;
+    atomic_init(&r->refs, 2);
     r->name = *a;
     pthread_attr_init(&attr);
     pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
     int s = pthread_create(&thread, &attr, look_up, r);
     pthread_attr_destroy(&attr);
     if (s == 0) return r;
-    pthread_mutex_destroy(&r->m);
     mem_free(r);
     return NULL;
 }
@@ -91,12 +78,8 @@ int names_get(struct names *n, const struct redis_addr *a, const struct sockaddr
 {
     if (n->resolve) {
         struct resolve *r = n->resolve;
-        pthread_mutex_lock(&r->m);
-        bool done = r->done;
-        if (done) *n = r->found;
-        pthread_mutex_unlock(&r->m);
-        if (!done) return -EAGAIN;
-        n->resolve = NULL;
+        if (atomic_load(&r->refs) == 2) return -EAGAIN; /* the thread has not ended */
+        *n = r->found;
         put_ref(r);
         if (n->n == 0) return -EIO;
     } else if (n->i >= n->n && !numeric(n, a)) {

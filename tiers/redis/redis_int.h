@@ -78,12 +78,12 @@ struct rop {
     uint32_t next, n_done, n_parts; /* parts above 0: to ask for, done, wanted in all */
     unsigned in_flight, retries, redirects, n_redo;
     struct unit redo[REDO_MAX];
-    bool head_asked, head_known;       /* READ, UPDATE: h; WRITE: i */
-    bool rechecking;                   /* READ: a part is missing; is the header still the same? */
-    bool guard_asked, published_asked; /* WRITE */
-    uint64_t sent_ns;                  /* the latest unit of it; 0: none yet */
-    struct redis_conn *first_conn;     /* READ: of the first part */
-    bool removes;                      /* TEXT: writes that have not begun are called off */
+    unsigned asked;                /* bits of enum unit_what, but those of parts */
+    bool head_known;               /* READ, UPDATE: h; WRITE: i */
+    bool rechecking;               /* READ: a part is missing; is the header still the same? */
+    uint64_t sent_ns;              /* the latest unit of it; 0: none yet */
+    struct redis_conn *first_conn; /* READ: of the first part */
+    bool removes;                  /* TEXT: writes that have not begun are called off */
     uint64_t bytes;
     struct rop_memory own;
     char *text; /* TEXT, CALL: the commands */

@@ -462,9 +462,14 @@ static bool unit(struct unit *u, enum unit_what what, uint32_t part)
     return true;
 }
 
+static bool asked(const struct rop *r, enum unit_what what)
+{
+    return r->asked >> what & 1;
+}
+
 static bool next_read(const struct rop *r, struct unit *u)
 {
-    if (!r->head_asked) return unit(u, UNIT_HEAD, 0);
+    if (!asked(r, UNIT_HEAD)) return unit(u, UNIT_HEAD, 0);
     if (!r->head_known) return false;
     if (r->rechecking) return r->in_flight == 0 && unit(u, UNIT_INFO, 0);
     return r->next < r->op->part_hi && unit(u, UNIT_GET, r->next);
@@ -472,11 +477,11 @@ static bool next_read(const struct rop *r, struct unit *u)
 
 static bool next_write(const struct rop *r, struct unit *u)
 {
-    if (!r->head_asked) return unit(u, UNIT_INFO, 0);
+    if (!asked(r, UNIT_INFO)) return unit(u, UNIT_INFO, 0);
     if (r->next < r->op->part_hi) return unit(u, UNIT_SET, r->next);
     if (!r->head_known) return false;
-    if (!r->before.exists && !r->guard_asked && r->n_done > 0) return unit(u, UNIT_GUARD, 0);
-    return !r->published_asked && r->in_flight == 0 && unit(u, UNIT_PUBLISH, 0);
+    if (!r->before.exists && !asked(r, UNIT_GUARD) && r->n_done > 0) return unit(u, UNIT_GUARD, 0);
+    return !asked(r, UNIT_PUBLISH) && r->in_flight == 0 && unit(u, UNIT_PUBLISH, 0);
 }
 
 static bool next_unit(const struct redis_tier *t, const struct rop *r, struct unit *u)
@@ -493,48 +498,35 @@ static bool next_unit(const struct redis_tier *t, const struct rop *r, struct un
     case ROP_WRITE:
         return next_write(r, u);
     case ROP_UPDATE:
-        if (!r->head_asked) return unit(u, UNIT_HEAD, 0);
-        return r->head_known && !r->published_asked && unit(u, UNIT_PUBLISH, 0);
+        if (!asked(r, UNIT_HEAD)) return unit(u, UNIT_HEAD, 0);
+        return r->head_known && !asked(r, UNIT_PUBLISH) && unit(u, UNIT_PUBLISH, 0);
     default:
-        return !r->head_asked && unit(u, UNIT_TEXT, 0);
+        return !asked(r, UNIT_TEXT) && unit(u, UNIT_TEXT, 0);
     }
 }
 
 /* The unit has been sent: the op's state moves on. */
 static void took_unit(struct rop *r, const struct unit *u)
 {
-    if (r->n_redo > 0) {
+    if (r->n_redo > 0)
         r->n_redo--;
-        return;
-    }
-    switch (u->what) {
-    case UNIT_GET:
-    case UNIT_SET:
+    else if (u->what == UNIT_GET || u->what == UNIT_SET)
         r->next++;
-        break;
-    case UNIT_GUARD:
-        r->guard_asked = true;
-        break;
-    case UNIT_PUBLISH:
-        r->published_asked = true;
-        break;
-    default:
-        r->head_asked = true;
-        break;
-    }
+    else
+        r->asked |= 1u << u->what;
 }
 
 static bool is_over(const struct rop *r)
 {
     if (r->in_flight > 0) return false;
     if (r->status) return true;
-    if (r->n_redo > 0 || !r->head_asked) return false;
+    if (r->n_redo > 0 || !r->asked) return false;
     switch (r->kind) {
     case ROP_READ:
         return r->head_known && !r->rechecking && r->n_done == r->n_parts;
     case ROP_WRITE:
     case ROP_UPDATE:
-        return r->published_asked;
+        return asked(r, UNIT_PUBLISH);
     default:
         return true;
     }
