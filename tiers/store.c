@@ -2,7 +2,7 @@
 #include "tiers/store.h"
 
 #include "kernels/gpu.h"
-#include "tiers/store_side.h"
+#include "tiers/store_entry.h"
 
 enum {
     STORE_BYTES_MIN = 64 << 10, /* chosen: bookkeeping plus a few records of a test model */
@@ -127,14 +127,12 @@ int store_create(const struct store_opts *o, struct store **ret, struct err *err
     int r = tables_create(s, o);
     if (r == 0 && o->auth_key) r = auth_create(o->auth_key, &s->auth);
     if (r == 0) r = locks_init(s);
-    if (r == -EINVAL) {
-        store_free(s);
-        return err_set(err, r, "RAM tier of %llu bytes does not even hold its own tables",
-                       (unsigned long long)o->ram_bytes);
-    }
     if (r < 0) {
         store_free(s);
-        return err_set(err, r, "no memory for the store's index and a RAM tier of %llu bytes",
+        return err_set(err, r,
+                       r == -EINVAL
+                           ? "RAM tier of %llu bytes does not even hold its own tables"
+                           : "no memory for the store's index and a RAM tier of %llu bytes",
                        (unsigned long long)o->ram_bytes);
     }
     s->ident = o->ident;

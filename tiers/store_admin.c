@@ -3,7 +3,6 @@
 #include "tiers/store_admin.h"
 
 #include "tiers/store_load.h"
-#include "tiers/store_side.h"
 
 /* The tier of that name; NULL: RAM, if *ret_ram, or none such. */
 static struct store_tier *tier_named(struct store *s, const char *name, bool *ret_ram)

@@ -7,7 +7,6 @@
  * used_bytes: tables, entries, parts, and the memory of loads that a device may still write into.
  */
 #include "tiers/store_entry.h"
-#include "tiers/store_side.h"
 
 enum { ENTRY_HEAP_OVERHEAD = 32 }; /* chosen: the allocator's own bytes per entry, rounded up */
 

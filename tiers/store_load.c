@@ -7,7 +7,6 @@
  * recompute; the copy is dropped, and the next lookup begins anew. The entry carries the op, so
  * memory that a device may still write into lives, and is charged, until on_done. */
 #include "tiers/store_load.h"
-#include "tiers/store_side.h"
 
 static const double AVERAGE_WEIGHT = 0.2; /* chosen: the last ten loads or so decide */
 

@@ -8,7 +8,6 @@
  * found out at a cost that does not grow with the number of hits. */
 #include "tiers/gpu/gpu.h"
 #include "tiers/store_load.h"
-#include "tiers/store_side.h"
 
 /* Shard's lock held. */
 static void attach(struct shard *sh, struct entry *e, struct store_pin *p)

@@ -8,7 +8,6 @@
  * evicted with no copy below, or found to have left the last tier by the next lookup. It carries
  * the hash of the token ids that it belongs to and a checksum of its own, which every first use by
  * a pin verifies. One lock, below all others. */
-#include "tiers/store_side.h"
 
 #include "tiers/store_load.h"
 

@@ -2,7 +2,6 @@
 #include "tiers/store_write.h"
 
 #include "tiers/store_entry.h"
-#include "tiers/store_side.h"
 
 /* chosen: longer than a thousand years is for ever, and fits whatever a tier counts in. */
 static const uint64_t TTL_MS_MAX = 1000ull * 366 * 86400000;

@@ -8,7 +8,6 @@
 #include "tests/unit/tiers/mock_tier.h"
 #include "tiers/store_entry.h"
 #include "tiers/store_load.h"
-#include "tiers/store_side.h"
 #include "tiers/store_write.h"
 
 enum { KIT_SMALL_TOKENS = 3, KIT_LARGE_TOKENS = 256, KIT_LARGE_LAYERS = 4 };
