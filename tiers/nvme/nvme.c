@@ -49,7 +49,7 @@ static int slot_hold(struct nvme *n, struct nvme_op *x)
     x->slot_off = nvme_slot_off(&n->space, slot);
     x->head.generation = slot->generation;
     slot->refs++;
-    if (op->prio < TIER_BEHIND && !x->write) nvme_space_hit(&n->space, slot, wall_ms());
+    if (op->prio < TIER_BEHIND && !x->write) nvme_space_hit(slot, wall_ms());
     return 0;
 }
 
@@ -177,7 +177,7 @@ static void op_touch(struct tier *t, const struct tier_key *k)
     struct nvme *n = of(t);
     pthread_mutex_lock(&n->m);
     struct nvme_slot *slot = nvme_space_find(&n->space, k);
-    if (slot) nvme_space_hit(&n->space, slot, wall_ms());
+    if (slot) nvme_space_hit(slot, wall_ms());
     pthread_mutex_unlock(&n->m);
 }
 

@@ -192,9 +192,8 @@ bool nvme_space_publish(struct nvme_space *s, struct nvme_slot *slot, const stru
     return true;
 }
 
-void nvme_space_hit(struct nvme_space *s, struct nvme_slot *slot, uint64_t now_ms)
+void nvme_space_hit(struct nvme_slot *slot, uint64_t now_ms)
 {
-    (void)s;
     slot->used_ms = now_ms;
     slot->hits++;
     if (!slot->pinned) evict_hit(slot->extent->class->evict, &slot->node);

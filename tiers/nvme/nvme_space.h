@@ -76,7 +76,7 @@ void nvme_space_restore(struct nvme_space *s, struct nvme_slot *slot, const stru
 void nvme_space_drop(struct nvme_space *s, struct nvme_slot *slot, bool evicted); /* a ready one */
 void nvme_space_free(struct nvme_space *s, struct nvme_slot *slot); /* a writing one, a zombie */
 void nvme_space_unref(struct nvme_space *s, struct nvme_slot *slot);
-void nvme_space_hit(struct nvme_space *s, struct nvme_slot *slot, uint64_t now_ms);
+void nvme_space_hit(struct nvme_slot *slot, uint64_t now_ms);
 void nvme_space_pin(struct nvme_space *s, struct nvme_slot *slot, bool pinned);
 void nvme_space_expire(struct nvme_space *s, uint64_t now_ms);
 struct nvme_slot *nvme_space_take_dirty(struct nvme_space *s); /* → CLEANING, or NULL */
