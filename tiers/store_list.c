@@ -218,7 +218,7 @@ static bool preload_begin(struct store *s, const struct store_info *i, struct st
     p->deadline_ns = e->load.op.deadline_ns = clock_ns() + ASK_MS_MAX * 1000000ull;
     p->from = -1;
     e->load.op.prio = TIER_PROMOTE;
-    (void)load_start(s, e);
+    (void)load_run(s, e, 0, false);
     *ret = p;
     return true;
 }

@@ -288,8 +288,7 @@ static bool other_form(const struct store *s, const struct entry *e, int status)
     return status == -ESTALE && s->codec && !e->load.other;
 }
 
-/* Ask the tiers from `from` on, until one takes the read. The load's reference is the callee's. */
-static int load_run(struct store *s, struct entry *e, unsigned from, bool other)
+int load_run(struct store *s, struct entry *e, unsigned from, bool other)
 {
     for (;;) {
         int i = -1, r = 0;
@@ -360,19 +359,6 @@ static void load_on_done(struct tier_op *op, int status)
     }
 }
 
-int load_start(struct store *s, struct entry *e)
-{
-    e->load.op.key = e->desc.key;
-    e->load.op.layout = &e->layout;
-    e->load.op.part = e->part;
-    e->load.op.part_lo = 0;
-    e->load.op.part_hi = e->layout.n_parts;
-    e->load.op.on_part = load_on_part;
-    e->load.op.on_done = load_on_done;
-    e->load.op.ctx = e;
-    return load_run(s, e, 0, false);
-}
-
 void load_abandon(struct store *s, struct entry *e)
 {
     struct shard *sh = shard_of(s, &e->desc.key);
@@ -412,6 +398,13 @@ static int load_create(struct store *s, const struct tier_key *k, size_t n, stru
     struct entry *e = entry_create(s, &d, &l, ENTRY_LOADING);
     if (!e) return -ENOMEM;
     e->refs = 2; /* the load's and the caller's: no lookup finds it yet */
+    e->load.op = (struct tier_op){.key = *k,
+                                  .layout = &e->layout,
+                                  .part = e->part,
+                                  .part_hi = e->layout.n_parts,
+                                  .on_part = load_on_part,
+                                  .on_done = load_on_done,
+                                  .ctx = e};
     *ret = e;
     return 0;
 }
@@ -474,15 +467,10 @@ static int apart_as(struct store *s, struct store_tier *t, const struct tier_key
     }
     e->state = ENTRY_DEAD; /* no lookup ever sees it; its references keep it */
     e->from = (int)(t - s->tier);
-    e->load.op = (struct tier_op){.key = *k,
-                                  .layout = &e->layout,
-                                  .part = e->part,
-                                  .part_hi = e->layout.n_parts,
-                                  .prio = TIER_SCRUB,
-                                  .deadline_ns = clock_ns() + ASK_MS_MAX * 1000000ull,
-                                  .on_part = apart_on_part,
-                                  .on_done = apart_on_done,
-                                  .ctx = e};
+    e->load.op.prio = TIER_SCRUB;
+    e->load.op.deadline_ns = clock_ns() + ASK_MS_MAX * 1000000ull;
+    e->load.op.on_part = apart_on_part;
+    e->load.op.on_done = apart_on_done;
     r = t->t->ops->read(t->t, &e->load.op);
     if (r < 0) {
         entry_unref(s, e);

@@ -30,9 +30,10 @@ int group_check(const struct store *s, const struct entry *e, uint32_t group);
 int groups_check(const struct store *s, const struct entry *e); /* all of them */
 
 /* ---- store_load.c ---- */
-/* Ask the tiers for a LOADING entry that was entered (one reference is the load's); its worth, its
- * deadline and priority are set. 0; <0 it has ended by now. */
-int load_start(struct store *s, struct entry *e);
+/* Ask the tiers from `from` on, until one takes the read, for a LOADING entry that was entered; its
+ * worth, deadline and priority are set. `other`: the first for the record's other form. The load's
+ * reference is the callee's. 0; <0 it has ended by now. */
+int load_run(struct store *s, struct entry *e, unsigned from, bool other);
 /* Enter a LOADING entry for a record of n tokens, with a reference for the load and a pin. 1, 0
  * another lookup was faster, <0 -ENOMEM, -ENOSPC, -EINVAL. */
 int load_enter(struct store *s, const struct tier_key *k, size_t n, struct entry **ret);

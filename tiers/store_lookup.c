@@ -125,7 +125,7 @@ static enum lookup lookup_tiers(struct store *s, const struct store_ask *a, stru
     e->load.op.deadline_ns = p->deadline_ns;
     e->load.op.prio = TIER_DEMAND;
     e->load.op.batch = a->batch;
-    (void)load_start(s, e); /* if it has ended by now, settling says so */
+    (void)load_run(s, e, 0, false); /* if it has ended by now, settling says so */
     return LOOKUP_PENDING;
 }
 
