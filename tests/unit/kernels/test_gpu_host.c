@@ -188,13 +188,15 @@ TEST(lost_device_says_so_for_ever)
     void *dev = NULL, *dev2, *r = NULL;
     uint8_t host[16] = {0};
     pthread_t waiter;
+    struct waiter waits;
     ASSERT_OK(gpu_alloc(g, 4096, &dev));
     ASSERT_OK(gpu_stream_create(g, 0, &s));
     ASSERT_OK(gpu_event_create(g, &e));
     gpu_host_pause(g, true);
     ASSERT_OK(gpu_copy_async(g, s, dev, host, 16));
     ASSERT_OK(gpu_event_record(g, e, s));
-    ASSERT_EQ(pthread_create(&waiter, NULL, wait_for, &(struct waiter){g, e}), 0);
+    waits = (struct waiter){g, e};
+    ASSERT_EQ(pthread_create(&waiter, NULL, wait_for, &waits), 0);
     gpu_host_lose(g);
     ASSERT_EQ(pthread_join(waiter, &r), 0);
     ASSERT_EQ((intptr_t)r, -EIO);
