@@ -400,11 +400,6 @@ static int first_tokens(struct fus_engine *e, struct fus_job *j, enum fus_finish
     return err;
 }
 
-static void leave_decode(struct fus_engine *e, const struct fus_job *j)
-{
-    e->n_choices -= j->n_live;
-}
-
 /* A step of a prefill or build, as far as streams allow: 1 more to do, 0 done, <0 failed. */
 static int budgeted_step(const struct fus_engine *e, const struct unit *u, struct fus_prefill *f)
 {
@@ -431,7 +426,7 @@ static bool prefill_step(struct fus_engine *e)
     }
     prefill_left(e, NULL);
     if (r < 0) {
-        leave_decode(e, j);
+        e->n_choices -= j->n_live;
         job_fail(j, r);
         return true;
     }
@@ -477,7 +472,7 @@ static void unlink_running(struct fus_engine *e, const struct fus_job *j)
 static void fail_running(struct fus_engine *e, struct fus_job *j, int status)
 {
     unlink_running(e, j);
-    leave_decode(e, j);
+    e->n_choices -= j->n_live;
     job_fail(j, status);
 }
 
@@ -618,11 +613,6 @@ static void end_cancelled(struct fus_engine *e)
     }
 }
 
-static bool busy(const struct fus_engine *e)
-{
-    return e->prefilling || e->running || e->building;
-}
-
 /* Build work for this turn? Urgent ones take every other turn of a prefill; the others run only
  * when nothing else does, or when a waiting request can only start after them. */
 static bool build_now(struct fus_engine *e, bool urgent, bool requests)
@@ -652,12 +642,6 @@ static void wait_for_kv(struct fus_engine *e)
     e->free_ns = clock_ns();
 }
 
-static bool prefill_waits(const struct fus_engine *e)
-{
-    return e->prefilling && !atomic_load(&e->prefilling->cancel) &&
-           !fus_prefill_ready(e->prefilling->prefill);
-}
-
 /* One unit of work, or a decode step where none may come before it. */
 static void turn(struct fus_engine *e)
 {
@@ -672,7 +656,8 @@ static void turn(struct fus_engine *e)
     if ((builds || e->building) && build_now(e, urgent, requests)) {
         worked = e->building ? build_step(e) : build_start(e);
     } else if (e->prefilling) {
-        waits = prefill_waits(e);
+        const struct fus_job *j = e->prefilling;
+        waits = !atomic_load(&j->cancel) && !fus_prefill_ready(j->prefill);
         worked = !waits && prefill_step(e);
     }
     /* Streams alone leave time for it as well. */
@@ -697,7 +682,8 @@ static void *engine_main(void *arg)
     e->free_ns = clock_ns();
     for (;;) {
         pthread_mutex_lock(&e->m);
-        while (!e->stop && !e->waiting && !e->builds && !busy(e))
+        while (!e->stop && !e->waiting && !e->builds && !e->prefilling && !e->running &&
+               !e->building)
             idle(e);
         const bool stop = e->stop;
         e->stats.n_steps++;

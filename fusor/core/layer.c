@@ -87,20 +87,14 @@ static int block_a(struct kn_stream *st, void *arg, size_t row, size_t m)
     float *k = kn_scratch(st, SLOT_KV, m * 2 * GK * sizeof(*k)); /* [m, 2*G*K] */
     if (!h || !k) return -ENOMEM;
     int r = 0;
+    const struct kv_rows rows = {st, p->layer, row0, m, k, k + GK, 2 * GK};
     if (p->embed_tok) r = embed_rows(st, p->core, p->embed_tok + row0, m, p->x + row0 * D);
-    if (r < 0) return r;
-    r = kn_rmsnorm(st, p->x + row0 * D, D, m, D, w->norm_attn, cfg->rms_eps, h, D);
-    if (r < 0) return r;
-    r = project(st, p->core, &w->kv, h, m, k);
-    if (r < 0) return r;
-    if (p->hook) {
-        const struct kv_rows rows = {st, p->layer, row0, m, k, k + GK, 2 * GK};
-        r = p->hook(p->hook_ctx, &rows);
-        if (r < 0) return r;
-    }
-    r = kn_rope(st, &p->core->rope, k, 2 * GK, m, cfg->G, p->pos + row0);
-    if (r < 0) return r;
-    return kn_kv_put(st, &p->kv, p->layer, slots(p) + row0, m, k, 2 * GK, k + GK, 2 * GK);
+    if (r == 0) r = kn_rmsnorm(st, p->x + row0 * D, D, m, D, w->norm_attn, cfg->rms_eps, h, D);
+    if (r == 0) r = project(st, p->core, &w->kv, h, m, k);
+    if (r == 0 && p->hook) r = p->hook(p->hook_ctx, &rows);
+    if (r == 0) r = kn_rope(st, &p->core->rope, k, 2 * GK, m, cfg->G, p->pos + row0);
+    return r < 0 ? r
+                 : kn_kv_put(st, &p->kv, p->layer, slots(p) + row0, m, k, 2 * GK, k + GK, 2 * GK);
 }
 
 int fus_phase_a(struct fus_phase *p, size_t row0, size_t m)
@@ -137,11 +131,8 @@ static int attend(struct kn_stream *st, const struct fus_phase *p, size_t row0, 
     float *lse = p->keep_q ? kn_scratch(st, SLOT_LSE, m * cfg->H * sizeof(*lse)) : NULL;
     if (!h || !q || (p->keep_q && !lse)) return -ENOMEM;
     int r = kn_rmsnorm(st, p->x + row0 * D, D, m, D, w->norm_attn, cfg->rms_eps, h, D);
-    if (r < 0) return r;
-    r = project(st, p->core, &w->q, h, m, q);
-    if (r < 0) return r;
-    r = kn_rope(st, &p->core->rope, q, HK, m, cfg->H, p->pos + row0);
-    if (r < 0) return r;
+    if (r == 0) r = project(st, p->core, &w->q, h, m, q);
+    if (r == 0) r = kn_rope(st, &p->core->rope, q, HK, m, cfg->H, p->pos + row0);
     const struct kn_attn_args a = {.q = q,
                                    .ldq = HK,
                                    .m = m,
@@ -153,7 +144,7 @@ static int attend(struct kn_stream *st, const struct fus_phase *p, size_t row0, 
                                    .out = att,
                                    .ldo = HK,
                                    .lse = lse};
-    r = kn_attn(st, &a);
+    if (r == 0) r = kn_attn(st, &a);
     if (r == 0 && p->keep_q) r = keep_scores(st, p, row0, m, q, lse);
     return r;
 }
@@ -169,12 +160,9 @@ static int feed_forward(struct kn_stream *st, const struct fus_core *c, unsigned
     float *act = kn_operand(st, SLOT_ACT, m, w->down.w);          /* [m, F] */
     if (!h || !gu || !act) return -ENOMEM;
     int r = kn_rmsnorm(st, x, D, m, D, w->norm_ffn, cfg->rms_eps, h, D);
-    if (r < 0) return r;
-    r = linear(st, &w->gu, h, m, gu, false);
-    if (r < 0) return r;
-    r = kn_swiglu(st, gu, 2 * F, m, F, act, F);
-    if (r < 0) return r;
-    return linear(st, &w->down, act, m, x, true);
+    if (r == 0) r = linear(st, &w->gu, h, m, gu, false);
+    if (r == 0) r = kn_swiglu(st, gu, 2 * F, m, F, act, F);
+    return r < 0 ? r : linear(st, &w->down, act, m, x, true);
 }
 
 static int block_attend(struct kn_stream *st, void *arg, size_t row, size_t m)
@@ -193,8 +181,7 @@ static int block_rest(struct kn_stream *st, void *arg, size_t row, size_t m)
     const size_t HK = (size_t)cfg->H * cfg->K;
     float *x = p->x + (s->row0 + row) * cfg->D;
     int r = linear(st, &w->o, p->att + row * HK, m, x, true);
-    if (r < 0) return r;
-    return feed_forward(st, p->core, p->layer, x, m);
+    return r < 0 ? r : feed_forward(st, p->core, p->layer, x, m);
 }
 
 /* Two sections: rows differ in attention and are equal behind it, so each gets the cut that suits

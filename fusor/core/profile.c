@@ -233,11 +233,6 @@ int fus_profile_read(const char *path, const struct model_cfg *cfg, const char *
 
 /* ---- writing ---- */
 
-static json_t *number_or_null(double v)
-{
-    return isfinite(v) ? json_real(v) : json_null();
-}
-
 json_t *fus_profile_json(const struct fus_profile *p)
 {
     json_t *root = json_pack(
@@ -254,8 +249,9 @@ json_t *fus_profile_json(const struct fus_profile *p)
         json_t *of = json_array();
         bool any = false;
         for (size_t i = 0; i < p->n_ratios; i++) {
-            any |= isfinite(p->losses[s][i]);
-            json_array_append_new(of, number_or_null(p->losses[s][i]));
+            const bool known = isfinite(p->losses[s][i]);
+            any |= known;
+            json_array_append_new(of, known ? json_real(p->losses[s][i]) : json_null());
         }
         if (any) json_object_set(losses, pol_strategy_name((enum pol_strategy)s), of);
         json_decref(of);

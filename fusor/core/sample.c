@@ -102,11 +102,6 @@ void fus_sampler_see(struct fus_sampler *s, int32_t id, bool prompt)
     if (!prompt) s->edit[i].minus = p->presence + p->frequency * (float)++s->n_out[i];
 }
 
-static bool draws(const struct fus_sampler *s)
-{
-    return s->p.temperature > 1e-5f;
-}
-
 bool fus_sampler_looks(const struct fus_sampler *s)
 {
     return s->p.n_logprobs >= 0;
@@ -121,7 +116,7 @@ const struct kn_edit *fus_sampler_edits(const struct fus_sampler *s, size_t *ret
 struct kn_draw fus_sampler_draw(struct fus_sampler *s)
 {
     const struct fus_sampling *p = &s->p;
-    if (!draws(s)) return (struct kn_draw){0};
+    if (!(p->temperature > 1e-5f)) return (struct kn_draw){0};
     return kn_draw_of(p->temperature, p->top_k, p->top_p, p->min_p, rng_next(&s->rng));
 }
 

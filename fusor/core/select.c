@@ -244,12 +244,6 @@ bool fus_select_again(const struct fus_prefill *f)
            layer_budget(f, f->n_rows_chosen) < f->n_rows_chosen;
 }
 
-static bool sensitivity_of(const struct pre_range *g, float *ret)
-{
-    const struct kv_source *s = &g->r.src;
-    return s->ops->sensitivity && s->ops->sensitivity(s->ctx, ret) == 1;
-}
-
 /* One layer seen by rows that are blind to the chunks points beside the token as often as at it:
  * each takes the mean of its neighbourhood in the chunk. */
 static void pool(struct fus_prefill *f)
@@ -283,7 +277,8 @@ void fus_select_weigh(struct fus_prefill *f)
         for (size_t i = 0; i < f->n_range; i++) {
             const struct pre_range *g = &f->range[i];
             if (!is_chunk(g)) continue;
-            const bool has = sensitivity_of(g, s);
+            const struct kv_source *src = &g->r.src;
+            const bool has = src->ops->sensitivity && src->ops->sensitivity(src->ctx, s) == 1;
             if (has != known) continue;
             const float mean =
                 f->report.n_sensitivity_known ? (float)(sum / f->report.n_sensitivity_known) : 1;

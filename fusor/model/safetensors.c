@@ -181,12 +181,6 @@ int st_open_file(const char *path, struct st_set **ret, struct err *err)
     return open_files(&path, 1, ret, err);
 }
 
-/* A shard is a plain file name of the same folder: the index must not lead anywhere else. */
-static bool plain_name(const char *s)
-{
-    return s && s[0] && s[0] != '.' && !strchr(s, '/');
-}
-
 /* Distinct file names of the index into names; they borrow from `map`. */
 static int shard_names(json_t *map, const char *where, const char **names, size_t *ret_n,
                        struct err *err)
@@ -197,7 +191,8 @@ static int shard_names(json_t *map, const char *where, const char **names, size_
     json_object_foreach(map, key, v)
     {
         const char *name = json_string_value(v);
-        if (!plain_name(name))
+        /* The index must not lead anywhere but to its own folder. */
+        if (!name || !name[0] || name[0] == '.' || strchr(name, '/'))
             return err_set(err, -EBADMSG, "%s: \"%.80s\" has no plain file name", where, key);
         bool seen = false;
         for (size_t i = n; i-- > 0 && !seen;)
