@@ -369,13 +369,11 @@ static int first_tokens(struct fus_engine *e, struct fus_job *j, enum fus_finish
     size_t rows = 0;
     const float *logits = fus_prefill_logits(j->prefill, &rows);
     ASSERT(rows > 0);
-    struct fus_report report;
-    fus_prefill_report(j->prefill, &report);
     const uint64_t now = clock_ns();
     const struct fus_times ms = {.queue = (double)(j->start_ns - j->submit_ns) / 1e6,
                                  .prefill = (double)(now - j->start_ns) / 1e6,
                                  .engine = (double)(j->worked_ns + now - e->free_ns) / 1e6};
-    if (r->ops->on_first) r->ops->on_first(r->ctx, &report, &ms);
+    if (r->ops->on_first) r->ops->on_first(r->ctx, fus_prefill_report(j->prefill), &ms);
     int err = 0;
     for (unsigned i = 1; err == 0 && i < r->n_choices; i++)
         err = fus_session_fork(j->choice[0].s, r->plan.n_tok + r->max_new, &j->choice[i].s);
@@ -567,11 +565,9 @@ static int build_step(struct fus_engine *e)
     if (!unit_begin(e, FUS_WORK_BUILD, &next, &u)) return 0;
     const int r = budgeted_step(e, &u, e->build_prefill);
     if (r == 0 && b->on_logits) {
-        struct fus_report report;
         size_t n = 0;
         const float *logits = fus_prefill_logits(e->build_prefill, &n);
-        fus_prefill_report(e->build_prefill, &report);
-        b->on_logits(b->ctx, logits, n, &report);
+        b->on_logits(b->ctx, logits, n, fus_prefill_report(e->build_prefill));
     }
     if (r != 1) build_end(e, r == -ECANCELED && b->gives_way ? -EAGAIN : r);
     unit_end(e, &u);

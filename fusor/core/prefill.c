@@ -712,9 +712,9 @@ const float *fus_prefill_logits(const struct fus_prefill *f, size_t *ret_rows)
     return f->stage == STAGE_DONE && f->n_logits ? f->b.logits : NULL;
 }
 
-void fus_prefill_report(const struct fus_prefill *f, struct fus_report *ret)
+const struct fus_report *fus_prefill_report(const struct fus_prefill *f)
 {
-    *ret = f->report;
+    return &f->report;
 }
 
 void fus_prefill_end(struct fus_prefill *f)

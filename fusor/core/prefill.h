@@ -108,7 +108,7 @@ void fus_prefill_next(const struct fus_prefill *f, struct fus_step *ret);
 bool fus_prefill_ready(const struct fus_prefill *f);
 /* Logits rows [n_rows, V] for positions logits_from…, valid until end(). */
 const float *fus_prefill_logits(const struct fus_prefill *f, size_t *ret_rows);
-void fus_prefill_report(const struct fus_prefill *f, struct fus_report *ret);
+const struct fus_report *fus_prefill_report(const struct fus_prefill *f);
 void fus_prefill_end(struct fus_prefill *f);
 
 #endif

@@ -252,7 +252,7 @@ int bench_prefill(struct bench *b, const struct bench_prompt *p, const struct be
         size_t V = b->cfg->V;
         (void)bench_argmax(logits + (res.n_rows - 1) * V, V); /* the first token is out here */
         res.ttft_ms = clock_ms_since(t0);
-        fus_prefill_report(f, &res.report);
+        res.report = *fus_prefill_report(f);
         res.logits = mem_alloc(res.n_rows * V * sizeof *res.logits);
         if (res.logits)
             memcpy(res.logits, logits, res.n_rows * V * sizeof *res.logits);

@@ -123,7 +123,7 @@ int run_on(struct fus_session *s, struct prompt *p, const struct fus_plan *plan,
         memcpy(res->logits, l + (rows - 1) * p->k->cfg->V, p->k->cfg->V * sizeof(*l));
         const int32_t *sel = kit_selected(f, &res->n_sel);
         if (res->n_sel) memcpy(res->sel, sel, res->n_sel * sizeof(*sel));
-        fus_prefill_report(f, &res->report);
+        res->report = *fus_prefill_report(f);
         ASSERT_EQ(fus_session_len(s), p->n);
         const struct fus_report *t = &res->report;
         ASSERT_EQ(t->n_prefix + t->n_reused + t->n_recomputed + t->n_computed, p->n);

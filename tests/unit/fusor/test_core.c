@@ -83,7 +83,7 @@ static void run_traced(struct prompt *p, const struct fus_plan *plan, struct tra
     memcpy(res->logits, fus_prefill_logits(f, &rows), p->k->cfg->V * sizeof(float));
     const int32_t *sel = kit_selected(f, &res->n_sel);
     memcpy(res->sel, sel, res->n_sel * sizeof(*sel));
-    fus_prefill_report(f, &res->report);
+    res->report = *fus_prefill_report(f);
     fus_prefill_end(f);
     fus_session_destroy(s);
 }

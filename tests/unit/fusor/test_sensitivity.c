@@ -193,7 +193,7 @@ static void run(struct scene *s, const struct fus_plan *base, int32_t *sel, size
     ASSERT_OK(fus_prefill_steps(f));
     const int32_t *got = kit_selected(f, ret_n);
     memcpy(sel, got, *ret_n * sizeof *sel);
-    fus_prefill_report(f, report);
+    *report = *fus_prefill_report(f);
     fus_prefill_end(f);
     fus_session_destroy(session);
 }
