@@ -30,9 +30,9 @@ static void chunks(const struct gw_scan *s, const struct api_req *r)
     for (size_t i = 0; i < s->n_chunks; i++) {
         const struct gw_scan_chunk *c = &s->chunk[i];
         if (c->msg == GW_SCAN_DOCUMENT) continue;
-        ASSERT(c->msg < (r->chat ? r->n_msg : r->n_prompt));
-        const char *joined = r->chat ? r->msg[c->msg].text : r->prompt[c->msg].text;
-        size_t len = r->chat ? r->msg[c->msg].len : r->prompt[c->msg].len;
+        ASSERT(c->msg < r->n_msg);
+        const char *joined = r->msg[c->msg].text;
+        const size_t len = r->msg[c->msg].len;
         ASSERT(joined && c->begin < c->end && c->end <= len);
         buf_clear(&text);
         ASSERT(chunk_text(s, c, &text) == 0);

@@ -51,7 +51,7 @@ static void models(const char *p, size_t len)
     struct buf body = BUF_INIT;
     ASSERT(buf_add(&body, p, len) == 0);
     (void)fleet_models_read(&f, &t, &body);
-    fleet_models_clear(&t);
+    fleet_models_clear(&t.models);
     buf_fini(&body);
 }
 
