@@ -13,6 +13,7 @@
 #include "worker/reuse/reuse.h"
 #include "worker/worker.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -271,11 +272,18 @@ bool wk_is_loading(const struct worker *w)
     return w->loader.started && !atomic_load(&w->loader.ended);
 }
 
+/* The loop's thread alone is told to end: another one would still be writing to the loop when that
+ * goes. The loader's threads inherit what it blocks; faults of the mapped model (map.h) stay. */
 int wk_loader_start(struct worker *w)
 {
+    sigset_t ending, old;
     set_names(w);
     w->loader.msg.fn = loaded;
-    if (pthread_create(&w->loader.thread, NULL, loader_main, w) != 0) return -EAGAIN;
-    w->loader.started = true;
-    return 0;
+    (void)sigemptyset(&ending);
+    (void)sigaddset(&ending, SIGTERM);
+    (void)sigaddset(&ending, SIGINT);
+    (void)pthread_sigmask(SIG_BLOCK, &ending, &old);
+    w->loader.started = pthread_create(&w->loader.thread, NULL, loader_main, w) == 0;
+    (void)pthread_sigmask(SIG_SETMASK, &old, NULL);
+    return w->loader.started ? 0 : -EAGAIN;
 }

@@ -5,6 +5,7 @@ On a tiny random model whose tokens are bytes, in exact arithmetic, without a ga
 """
 import json
 import os
+import pathlib
 import re
 import shutil
 import signal
@@ -432,6 +433,15 @@ def test_what_a_drain_does_not_wait_for_may_be_asked_again():
         s.close()
         assert r.startswith(b"http/1.1 503") and b'"code":"draining"' in r, r
         assert b"\r\nretry-after: 2\r\n" in r and b"\r\nx-should-retry: true\r\n" in r, r
+
+
+def test_only_the_loop_is_told_to_end():
+    """A signal that another thread takes is still being handed over while the loop goes."""
+    def blocks(status):
+        return int(re.search(r"SigBlk:\s*(\w+)", status).group(1), 16) >> signal.SIGTERM - 1 & 1
+
+    threads = {int(f.name): blocks((f / "status").read_text()) for f in pathlib.Path(f"/proc/{w.proc.pid}/task").iterdir()}
+    assert len(threads) > 3 and [tid for tid, b in threads.items() if not b] == [w.proc.pid], threads
 
 
 def test_clients_may_leave_at_any_stage():
