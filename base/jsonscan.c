@@ -61,6 +61,7 @@ size_t json_utf8_len(const char *text, size_t len)
 unsigned json_depth(const char *text, size_t len)
 {
     unsigned depth = 0, max = 0;
+    if (len == 0) return 0; /* of no text at all, which has no end either */
     for (const char *p = text, *end = text + len; p < end; p++) {
         if (*p == '"') {
             p = json_string_end(p + 1, end);

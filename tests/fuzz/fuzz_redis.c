@@ -38,7 +38,7 @@ static bool promises_much(const char *p, size_t len)
     size_t digits = 0;
     for (size_t i = 0; i < len; i++) {
         digits = p[i] >= '0' && p[i] <= '9' ? digits + 1 : 0;
-        if (digits > 4 && p[i - digits] == '*') return true;
+        if (digits > 4 && digits <= i && p[i - digits] == '*') return true;
     }
     return false;
 }
