@@ -477,3 +477,15 @@ TEST(skimming_looks_at_structure_and_keys_alone)
     for (size_t i = 0; i < sizeof fails / sizeof *fails; i++)
         ASSERT_ERR(json_skim_object(fails[i], strlen(fails[i]), NULL, NULL, NULL), -EBADMSG);
 }
+
+TEST(depth_counts_brackets_outside_strings)
+{
+    static const struct {
+        const char *text;
+        unsigned depth;
+    } table[] = {{"", 0},        {"1", 0},     {"[{}]", 2},           {"[[],[[]]]", 3},
+                 {"\"[[[\"", 0}, {"]]]][", 1}, {"[\"\\\"[[\", [", 2}, {"{\"a\":[\"[", 2}};
+    ASSERT_EQ(json_depth(NULL, 0), 0);
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+        ASSERT_EQ(json_depth(table[i].text, strlen(table[i].text)), table[i].depth);
+}
