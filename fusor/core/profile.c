@@ -47,6 +47,8 @@ void fus_profile_default(const struct model_cfg *cfg, struct fus_profile *ret)
                             /* 17 of 30 was best on the reference: blending.md 7.2 */
                             .side_layer = L > 1 ? (17 * L + 15) / 30 : 0,
                             .sense_power = FUS_SENSE_POWER_DEFAULT,
+                            .contexts = 2, /* measured: docs/decisions/builds.md */
+                            .context_tokens = 1200,
                             .neighbours = 4, /* cited: design, blending.md 7.3: four beat two */
                             .check_layer = L > 1 ? 1 : 0,
                             .sink_tokens = 1,
@@ -216,7 +218,9 @@ int fus_profile_read(const char *path, const struct model_cfg *cfg, const char *
     p.score_hi = whole(&d, "score_hi", p.score_hi, p.score_lo + 1, cfg->L);
     p.side_layer = whole(&d, "side_layer", p.side_layer, 0, top);
     p.sense_power = number(&d, "sense_power", p.sense_power, SENSE_POWER_MIN, FUS_SENSE_POWER_MAX);
-    p.neighbours = whole(&d, "neighbours", p.neighbours, 1, FUS_NEIGHBOURS_MAX);
+    p.contexts = whole(&d, "contexts", p.contexts, 0, FUS_CONTEXTS_MAX);
+    p.context_tokens = whole(&d, "context_tokens", p.context_tokens, 1, FUS_CONTEXT_TOKENS_MAX);
+    if (json_object_get(root, "neighbours")) ignore(&p, "neighbours");
     p.check_layer = whole(&d, "check_layer", p.check_layer, first, top);
     p.sink_tokens = whole(&d, "sink_tokens", p.sink_tokens, 0, 1);
     p.ratio = number(&d, "ratio", p.ratio, 0, 1);
@@ -235,13 +239,14 @@ int fus_profile_read(const char *path, const struct model_cfg *cfg, const char *
 
 json_t *fus_profile_json(const struct fus_profile *p)
 {
-    json_t *root = json_pack(
-        "{s:i, s:s, s:i, s:i, s:i, s:f, s:i, s:i, s:i, s:s, s:f, s:f, s:f, s:s}", "version",
-        FILE_VERSION, "fingerprint", p->fingerprint, "score_lo", (int)p->score_lo, "score_hi",
-        (int)p->score_hi, "side_layer", (int)p->side_layer, "sense_power", p->sense_power,
-        "neighbours", (int)p->neighbours, "check_layer", (int)p->check_layer, "sink_tokens",
-        (int)p->sink_tokens, "strategy", pol_strategy_name(p->strategy), "ratio", p->ratio, "loss",
-        p->loss, "reuse_kl", p->reuse_kl, "measured", p->measured);
+    json_t *root =
+        json_pack("{s:i, s:s, s:i, s:i, s:i, s:f, s:i, s:i, s:i, s:i, s:s, s:f, s:f, s:f, s:s}",
+                  "version", FILE_VERSION, "fingerprint", p->fingerprint, "score_lo",
+                  (int)p->score_lo, "score_hi", (int)p->score_hi, "side_layer", (int)p->side_layer,
+                  "sense_power", p->sense_power, "contexts", (int)p->contexts, "context_tokens",
+                  (int)p->context_tokens, "check_layer", (int)p->check_layer, "sink_tokens",
+                  (int)p->sink_tokens, "strategy", pol_strategy_name(p->strategy), "ratio",
+                  p->ratio, "loss", p->loss, "reuse_kl", p->reuse_kl, "measured", p->measured);
     json_t *ratios = json_array(), *losses = json_object();
     for (size_t i = 0; i < p->n_ratios; i++)
         json_array_append_new(ratios, json_real(p->ratios[i]));
@@ -289,9 +294,8 @@ int fus_profile_ratio_for(const struct fus_profile *p, enum pol_strategy s, doub
 {
     double at = NAN, least = NAN; /* the last point of the running minimum */
     if ((unsigned)s >= POL_STRATEGY_COUNT || !(loss >= 0)) return 0;
-    if (s == POL_REUSE && loss < 1) return 0;
-    if (s == POL_FULL || s == POL_PREFIX || s == POL_REUSE) {
-        *ret_ratio = s == POL_REUSE ? 0 : 1;
+    if (pol_strategy_is_exact(s)) {
+        *ret_ratio = 1;
         return 1;
     }
     for (size_t i = 0; i < p->n_ratios; i++) {
@@ -305,7 +309,9 @@ int fus_profile_ratio_for(const struct fus_profile *p, enum pol_strategy s, doub
         least = isfinite(least) ? fmin(least, y) : y;
         at = p->ratios[i];
     }
-    return 0;
+    if (s != POL_REUSE || isfinite(at) || loss < 1) return 0;
+    *ret_ratio = 0;
+    return 1;
 }
 
 void fus_profile_apply(const struct fus_profile *p, struct fus_plan *plan)

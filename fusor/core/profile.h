@@ -5,8 +5,9 @@
  * (--profile, else the one that calibrate has left in the cache folder under the model's
  * fingerprint). A model without one gets fus_profile_default(): layers as shares of its depth and
  * the losses measured on SmolLM2-135M (docs/quality.md). Loss: teacher-forced KL(full || method) as
- * a share of plain reuse's on the same prompts: 0 is a full prefill, 1 what blending is meant to
- * repair.
+ * a share of plain reuse's from records built behind the sink alone, on the same prompts: 0 is a
+ * full prefill, 1 what blending is meant to repair. From records with contexts plain reuse loses
+ * less, which is measured, too, at a ratio of 0.
  * Thread: a filled profile is read by any. */
 #ifndef FUSOR_CORE_PROFILE_H
 #define FUSOR_CORE_PROFILE_H
@@ -15,16 +16,19 @@
 
 #define FUS_SENSE_POWER_DEFAULT 1
 struct json_t;
-enum { FUS_PROFILE_RATIOS_MAX = 12, FUS_FINGERPRINT_BYTES = 33, FUS_NEIGHBOURS_MAX = 32 };
+enum { FUS_PROFILE_RATIOS_MAX = 12, FUS_FINGERPRINT_BYTES = 33, FUS_CONTEXTS_MAX = 8 };
+enum { FUS_CONTEXT_TOKENS_MAX = 65536, FUS_NEIGHBOURS_MAX = 32 };
 
 struct fus_profile {
     char fingerprint[FUS_FINGERPRINT_BYTES]; /* of weights and configuration, hex; "" = any model */
     unsigned score_lo, score_hi;             /* query, qs: layers [lo, hi) */
     unsigned side_layer;                     /* whose K is the sidecar, 1…L-1; 0 = none */
     double sense_power;                      /* qs: to which sensitivity counts, above 0 */
-    unsigned neighbours;  /* chunks that each chunk is measured with, 1…FUS_NEIGHBOURS_MAX */
-    unsigned check_layer; /* hkvd */
-    unsigned sink_tokens; /* that chunks are built behind: 0 or 1 */
+    unsigned contexts;       /* that a record is the mean of, beside the encoding behind the sink */
+    unsigned context_tokens; /* of other chunks, in each */
+    unsigned neighbours;     /* not in files: chunks that each chunk is measured with */
+    unsigned check_layer;    /* hkvd */
+    unsigned sink_tokens;    /* that chunks are built behind: 0 or 1 */
     enum pol_strategy strategy; /* of a request that names none */
     double ratio;               /* of a request that names none: keeps `loss` with `strategy` */
     double loss;                /* what that may lose: the quality floor */
@@ -46,8 +50,8 @@ int fus_profile_write(const struct fus_profile *p, const char *path, struct err 
 struct json_t *fus_profile_json(const struct fus_profile *p); /* as in the file; NULL: no memory */
 /* The smallest ratio at which the strategy loses at most `loss`, between measured points linearly
  * and never below the least one measured: 1 found, 0 not reached at any measured ratio. A curve
- * that rises by noise counts as its running minimum. full and prefix lose nothing, at 1; reuse
- * loses 1, at 0. */
+ * that rises by noise counts as its running minimum. full and prefix lose nothing, at 1; reuse,
+ * where it was not measured, loses 1, at 0. */
 int fus_profile_ratio_for(const struct fus_profile *p, enum pol_strategy s, double loss,
                           double *ret_ratio);
 /* Layers into a plan, where it leaves them open (0). */

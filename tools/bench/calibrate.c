@@ -1,12 +1,11 @@
 /* kvblend-bench calibrate: the profile of a model (fusor/core/profile.h), found by measurement.
  *
  * The lines are halved. On the first half settings are searched, coarse to fine: the layers that
- * score, how many neighbours a chunk is measured with, the power of sensitivity, the sidecar's
- * layer and the check layer, each by the strategy that it is for. A setting replaces the default
- * only where its gain is beyond the paired bootstrap interval: with a handful of texts the best of
- * twenty candidates is better by luck alone. What the profile says about losses is then measured on
- * the second half, with the settings as they are. All is greedy and seeded: same model, same texts,
- * same profile. */
+ * score, the power of sensitivity, the sidecar's layer and the check layer, each by the strategy
+ * that it is for. A setting replaces the default only where its gain is beyond the paired bootstrap
+ * interval: with a handful of texts the best of twenty candidates is better by luck alone. What the
+ * profile says about losses is then measured on the second half, with the settings as they are. All
+ * is greedy and seeded: same model, same texts, same profile. */
 #include "tools/bench/bench.h"
 #include "tools/bench/boot.h"
 #include "tools/bench/judge.h"
@@ -21,7 +20,7 @@
 
 #define SEARCH_RATIO 0.10 /* chosen: where curves of good and bad settings are furthest apart */
 
-enum { SEED = 1, SET_MAX = 256, CANDIDATES_MAX = 48, NEIGHBOURS_MANY = 16 };
+enum { SEED = 1, SET_MAX = 256, CANDIDATES_MAX = 48 };
 static const char sample_path[] = KV_SOURCE_DIR "/tests/data/calibration/pages.jsonl";
 
 /* Recomputed shares that the curves are measured at. */
@@ -39,7 +38,7 @@ struct set { /* half of the lines */
     double reuse[SET_MAX]; /* KL of plain reuse */
 };
 /* What is searched. A setting of it is a number or two, as put() takes them. */
-enum what { SCORE_LAYERS, NEIGHBOURS, POWER, SIDE_LAYER, CHECK_LAYER };
+enum what { SCORE_LAYERS, POWER, SIDE_LAYER, CHECK_LAYER };
 struct candidate {
     double at, with;
     double mean, kl[SET_MAX];
@@ -71,10 +70,6 @@ static void put(struct fus_profile *p, enum what what, double at, double with)
         p->score_lo = (unsigned)at;
         p->score_hi = (unsigned)with + 1;
         break;
-    case NEIGHBOURS: /* and the power with them */
-        p->neighbours = (unsigned)at;
-        p->sense_power = with;
-        break;
     case POWER:
         p->sense_power = at;
         break;
@@ -90,7 +85,7 @@ static void put(struct fus_profile *p, enum what what, double at, double with)
 static bool possible(enum what what, double at, double with, unsigned L)
 {
     if (what == SCORE_LAYERS) return at >= 0 && at <= with && with < L;
-    return what == NEIGHBOURS || what == POWER || (at >= 1 && at < L);
+    return what == POWER || (at >= 1 && at < L);
 }
 
 /* ---- evaluating ---- */
@@ -145,17 +140,6 @@ static double ratio_of(const struct calibration *c)
     return (layers - check) / (L - check);
 }
 
-/* Sensitivity of the first half is measured with as many neighbours as b->profile says. */
-static int sense(struct calibration *c, struct err *err)
-{
-    int r = 0;
-    if (c->judge.neighbours == c->b->profile.neighbours) return 0;
-    c->judge.neighbours = c->b->profile.neighbours;
-    for (size_t i = c->search.n; r == 0 && i-- > 0;) /* a chunk of two lines is the first one's */
-        r = judge_build(&c->judge, c->search.lines, i, &c->search.line[i].prompt, true, err);
-    return r;
-}
-
 /* One more candidate, measured on the first half, if the model can have it and it is new. */
 static int try_setting(struct calibration *c, double at, double with, struct err *err)
 {
@@ -167,8 +151,7 @@ static int try_setting(struct calibration *c, double at, double with, struct err
     put(&c->b->profile, c->knob->what, at, with);
     const struct bench_run run = {.strategy = c->knob->strategy, .ratio = (float)ratio_of(c)};
     if (run.ratio < 0) return 0;
-    int r = sense(c, err);
-    if (r == 0) r = evaluate(c, &c->search, &run, x->kl, err);
+    const int r = evaluate(c, &c->search, &run, x->kl, err);
     x->at = at;
     x->with = with;
     x->mean = mean(x->kl, c->search.n);
@@ -248,19 +231,6 @@ static int walk_layers(struct calibration *c, struct err *err)
     return r;
 }
 
-/* Idle time is free, but not endless: many neighbours have to be better than a few. What they say
- * is worth more weight, so they are tried with more. */
-static int walk_neighbours(struct calibration *c, struct err *err)
-{
-    double power = 1;
-    int r = try_setting(c, c->p.neighbours, c->p.sense_power, err);
-    for (int i = 0; r == 0 && i < 4; i++, power *= 1.5)
-        r = try_setting(c, NEIGHBOURS_MANY, power, err);
-    c->cand[1] = c->cand[1 + best_of(c->cand + 1, c->n_cand - 1)]; /* the only one that is told */
-    c->n_cand = 2;
-    return r;
-}
-
 static int walk_powers(struct calibration *c, struct err *err)
 {
     static const double power[] = {0.25, 0.5, 0.75, FUS_SENSE_POWER_DEFAULT, 1.5, 2, 3, 4.5, 7};
@@ -302,14 +272,13 @@ static int search_knob(struct calibration *c, const struct knob *k, struct err *
         tell_candidate(c, &c->cand[i], i == chosen);
     put(&c->p, k->what, c->cand[chosen].at, c->cand[chosen].with);
     c->b->profile = c->p;
-    return sense(c, err);
+    return 0;
 }
 
 static int search_all(struct calibration *c, struct err *err)
 {
     static const struct knob knob[] = {
         {SCORE_LAYERS, "score layers", POL_QS, walk_layers, clearly_best},
-        {NEIGHBOURS, "neighbours", POL_QS, walk_neighbours, clearly_best},
         {POWER, "power", POL_QS, walk_powers, middle_power},
         {SIDE_LAYER, "sidecar layer", POL_SIDE, walk_side, clearly_best},
         {CHECK_LAYER, "check layer", POL_HKVD, walk_check, clearly_best}};

@@ -154,8 +154,8 @@ static int build_behind(const struct judge *j, struct bench_text chunk, size_t i
     return r < 0 ? r : 0;
 }
 
-int judge_build(const struct judge *j, const json_t *lines, size_t at,
-                const struct bench_prompt *own, bool again, struct err *err)
+static int build_line(const struct judge *j, const json_t *lines, size_t at,
+                      const struct bench_prompt *own, struct err *err)
 {
     const size_t n_lines = json_array_size(lines),
                  most = j->neighbours > j->n_contexts ? j->neighbours : j->n_contexts;
@@ -174,7 +174,7 @@ int judge_build(const struct judge *j, const json_t *lines, size_t at,
         for (size_t k = 0; k < n && k < j->neighbours; k++)
             if (other[k].n_chunks > 0)
                 before[n_before++] = bench_chunk(&other[k], (i + k) % other[k].n_chunks);
-        r = bench_sense_chunk(j->b, bench_chunk(own, i), before, n_before, again);
+        r = bench_sense_chunk(j->b, bench_chunk(own, i), before, n_before, false);
     }
     if (r < 0 && err->code == 0) (void)err_set(err, r, "building chunks failed: %s", err_name(r));
     while (n-- > 0)
@@ -194,7 +194,7 @@ int judge_begin(const struct judge *j, const json_t *lines, size_t at, struct ju
     if (l.prompt.n_tok + j->max_new + JUDGE_FORCED_TOKENS > fus_core_ctx_max(j->b->core))
         r = err_set(err, -ERANGE, "a prompt has %u tokens, the context holds %u", l.prompt.n_tok,
                     fus_core_ctx_max(j->b->core));
-    if (r == 0) r = judge_build(j, lines, at, &l.prompt, false, err);
+    if (r == 0) r = build_line(j, lines, at, &l.prompt, err);
     if (r == 0 && (r = judge_run(j, &l, &full, ret_full)) < 0)
         (void)err_set(err, r, "running a prompt failed: %s", err_name(r));
     if (r < 0)

@@ -43,10 +43,6 @@ extern const struct verdict verdict_none;
 /* Line `at` of the data set; contexts and neighbours are chunks of the lines that follow. */
 int judge_begin(const struct judge *j, const json_t *lines, size_t at, struct judge_line *ret,
                 struct verdict *ret_full, struct err *err);
-/* Its chunks into the store, and their sensitivity, as judge_begin() does it; `again`: measured
- * anew. */
-int judge_build(const struct judge *j, const json_t *lines, size_t at,
-                const struct bench_prompt *own, bool again, struct err *err);
 int judge_run(const struct judge *j, struct judge_line *l, const struct bench_run *run,
               struct verdict *ret);
 void judge_end(struct judge_line *l);

@@ -64,8 +64,9 @@ static const char profile_view[] =
     "{loss:.3}\n"
     "layers    {score_lo} to {score_last} score (sensitivity to the power of {sense_power:g}), "
     "{side_layer} is the sidecar's, {check_layer} is checked by {tensor}\n"
-    "measured  with {neighbours} other chunks each, in idle time\n"
-    "sink      chunks are built [{?sink_tokens>0}behind one token|with nothing before them]\n"
+    "records   are built [{?sink_tokens>0}behind one token|with nothing before "
+    "them][{?contexts>0}, "
+    "in idle time once more behind each of {contexts} contexts of {context_tokens} tokens]\n"
     "[{?ratios.0}{?curves.0}\nLOSS<ratios:\t^R={:g}>\n"
     "<curves:{strategy}<losses:\t[{?}{:.3}|-]>\n>"
     "\nLOSS: distance from a full prefill (KL) as a share of plain reuse's, {reuse_kl:.4} nats\n]>";

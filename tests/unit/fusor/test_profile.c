@@ -81,13 +81,35 @@ TEST(ratio_between_measured_points)
         ASSERT_NEAR(ratio, cases[i].want, 1e-9); /* untouched when it is not reached */
     }
     for (size_t i = 0; i < 4; i++)
-        p.losses[POL_SINK][i] = NAN;
+        p.losses[POL_SINK][i] = p.losses[POL_REUSE][i] = NAN;
     ASSERT_EQ(fus_profile_ratio_for(&p, POL_SINK, 0.9, &ratio), 0);
     ASSERT_EQ(fus_profile_ratio_for(&p, POL_FULL, 0, &ratio), 1);
     ASSERT_NEAR(ratio, 1, 0);
     ASSERT_EQ(fus_profile_ratio_for(&p, POL_REUSE, 0.99, &ratio), 0);
     ASSERT_EQ(fus_profile_ratio_for(&p, POL_REUSE, 1, &ratio), 1);
     ASSERT_NEAR(ratio, 0, 0);
+}
+
+/* Of records with contexts plain reuse may be enough: then the profile says so at a ratio of 0. */
+TEST(reuse_loses_what_was_measured)
+{
+    static const struct {
+        double loss;
+        int found;
+    } cases[] = {{0.43, 0}, {0.44, 1}, {1, 1}};
+    struct fus_profile p;
+    struct err err = {0};
+    double ratio;
+    ASSERT_OK(read_text("{\"ratios\": [0, 0.1], \"losses\": {\"reuse\": [0.44, null], "
+                        "\"qs\": [null, 0.3]}}",
+                        &p, &err));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        ratio = -1;
+        ASSERT_EQ(fus_profile_ratio_for(&p, POL_REUSE, cases[i].loss, &ratio), cases[i].found);
+        ASSERT_NEAR(ratio, cases[i].found ? 0 : -1, 0);
+    }
+    ASSERT_EQ(fus_profile_ratio_for(&p, POL_QS, 0.44, &ratio), 1);
+    ASSERT_NEAR(ratio, 0.1, 1e-9);
 }
 
 /* Of any curve: a stricter loss never gets a smaller ratio; what is found lies between measured
@@ -128,7 +150,8 @@ static void same(const struct fus_profile *a, const struct fus_profile *b)
     ASSERT_EQ(a->score_lo, b->score_lo);
     ASSERT_EQ(a->score_hi, b->score_hi);
     ASSERT_EQ(a->side_layer, b->side_layer);
-    ASSERT_EQ(a->neighbours, b->neighbours);
+    ASSERT_EQ(a->contexts, b->contexts);
+    ASSERT_EQ(a->context_tokens, b->context_tokens);
     ASSERT_NEAR(a->sense_power, b->sense_power, 1e-5);
     ASSERT_EQ(a->check_layer, b->check_layer);
     ASSERT_EQ(a->sink_tokens, b->sink_tokens);
@@ -157,7 +180,8 @@ TEST(what_is_written_is_read)
     memcpy(p.fingerprint, hex, sizeof hex);
     p.score_lo = 3;
     p.sense_power = 0.25;
-    p.neighbours = 9;
+    p.contexts = 0;
+    p.context_tokens = 2000;
     p.sink_tokens = 0;
     p.strategy = POL_HKVD;
     p.losses[POL_HKVD][1] = NAN;
@@ -190,11 +214,14 @@ TEST(files_of_earlier_releases_are_read)
 {
     struct fus_profile p;
     struct err err = {0};
-    ASSERT_OK(read_text("{\"tensor\": \"K\", \"ratios\": [0.1], \"losses\": {\"qs\": [0.3], "
-                        "\"static\": [0.7], \"hybrid\": [0.4]}}",
-                        &p, &err));
-    ASSERT_STREQ(p.ignored, "tensor, static, hybrid");
+    ASSERT_OK(read_text(
+        "{\"neighbours\": 33, \"tensor\": \"K\", \"ratios\": [0.1], \"losses\": {\"qs\": [0.3], "
+        "\"static\": [0.7], \"hybrid\": [0.4]}}",
+        &p, &err));
+    ASSERT_STREQ(p.ignored, "neighbours, tensor, static, hybrid");
     ASSERT_NEAR(p.losses[POL_QS][0], 0.3, 1e-9);
+    ASSERT_EQ(p.contexts, 2);
+    ASSERT_EQ(p.context_tokens, 1200);
     ASSERT_OK(read_text("{\"strategy\": \"side\"}", &p, &err));
     ASSERT_STREQ(p.ignored, "");
 }
@@ -216,7 +243,8 @@ TEST(bad_files_give_sentences)
         {"{\"side_layer\": -1}", "\"side_layer\""},
         {"{\"sense_power\": 0}", "\"sense_power\""},
         {"{\"sense_power\": 8.5}", "\"sense_power\""},
-        {"{\"neighbours\": 33}", "\"neighbours\""},
+        {"{\"contexts\": 9}", "\"contexts\" is not a whole number in 0…8"},
+        {"{\"context_tokens\": 0}", "\"context_tokens\""},
         {"{\"check_layer\": 0}", "\"check_layer\""},
         {"{\"check_layer\": 1.5}", "\"check_layer\""},
         {"{\"sink_tokens\": 2}", "\"sink_tokens\""},
