@@ -270,11 +270,18 @@ static int rows_from_embeddings(struct fus_prefill *f, bool all)
     return kn_rows(f->core->dev, n, f->plan.cancel, gather_block, &g);
 }
 
-/* Rows that see no chunk stand end to end behind the exact prefix, which starts the prompt. */
+/* Rows that see nothing of the chunks but anchors stand end to end with these behind the exact
+ * prefix, which starts the prompt. */
 static void close_ranks(struct fus_prefill *f)
 {
-    for (size_t i = 0; i < f->n_rows; i++)
-        f->b.slot[i] = (int32_t)(f->report.n_prefix + i);
+    int32_t at = (int32_t)f->report.n_prefix;
+    size_t i = 0;
+    for (uint32_t t = f->report.n_prefix; t < f->plan.n_tok; t++) {
+        if (i < f->n_rows && f->b.pos[i] == (int32_t)t)
+            f->b.slot[i++] = at++;
+        else if (f->plan.anchor && f->plan.anchor[t] && f->kind[t] == KIND_REUSED)
+            f->b.row[t] = at++;
+    }
 }
 
 /* After the check layer's K,V: rows of reused tokens that were not chosen end here. The others
@@ -372,8 +379,10 @@ static bool is_choice_layer(const struct fus_prefill *f)
  * rows, and their fresh K,V there are kept: chunks are placed only behind it. */
 static enum fus_bring wanted_in_pages(const struct fus_prefill *f)
 {
-    if (f->stage == STAGE_SCORE && f->how->pass == PASS_SIDE)
-        return f->layer == f->plan.side_layer ? BRING_SIDE : BRING_EXACT;
+    if (f->stage == STAGE_SCORE && f->how->pass == PASS_SIDE) {
+        if (f->layer == f->plan.side_layer) return BRING_SIDE;
+        return f->plan.anchor ? BRING_ANCHORS : BRING_EXACT;
+    }
     return f->stage == STAGE_SCORE || f->checked ? BRING_CHUNKS : BRING_EXACT;
 }
 
@@ -557,7 +566,7 @@ static int step_head(struct fus_prefill *f)
 static int end_of_score(struct fus_prefill *f)
 {
     fus_score_spread(f);
-    if (pol_strategy_senses(f->plan.strategy)) fus_select_weigh(f);
+    if (pol_strategy_senses(f->plan.strategy) && !f->plan.anchor) fus_select_weigh(f);
     /* Blind rows stood in the chunks' place, or chunks in that of missed ones: all comes again. */
     if (f->how->pass == PASS_SIDE || f->n_missed > 0) {
         fus_reuse_far(f, 0, UINT_MAX);
@@ -715,6 +724,12 @@ const float *fus_prefill_logits(const struct fus_prefill *f, size_t *ret_rows)
 const struct fus_report *fus_prefill_report(const struct fus_prefill *f)
 {
     return &f->report;
+}
+
+const int32_t *fus_prefill_selected(const struct fus_prefill *f, size_t *ret_n)
+{
+    *ret_n = f->n_sel;
+    return f->b.sel;
 }
 
 void fus_prefill_end(struct fus_prefill *f)

@@ -54,6 +54,8 @@ struct fus_plan {
     unsigned check_layer;        /* hkvd */
     unsigned score_lo, score_hi; /* query: layers [lo, hi) */
     unsigned side_layer;         /* side: the layer whose K is asked, 1…L-1 */
+    const uint8_t *anchor;       /* side: [n_tok] chunk tokens that are seen all the same, and
+                                    nothing but attention decides; NULL: none. Borrowed */
     float sense_power;           /* of sensitivity, 0…FUS_SENSE_POWER_MAX */
     uint32_t logits_from;        /* for positions >= this; 0 = the last only, n_tok = none */
     const atomic_bool *cancel;   /* looked at often enough to stop within 50 ms; may be NULL */
@@ -109,6 +111,8 @@ bool fus_prefill_ready(const struct fus_prefill *f);
 /* Logits rows [n_rows, V] for positions logits_from…, valid until end(). */
 const float *fus_prefill_logits(const struct fus_prefill *f, size_t *ret_rows);
 const struct fus_report *fus_prefill_report(const struct fus_prefill *f);
+/* Positions [*ret_n] of the recomputed tokens, ascending, valid until end(). */
+const int32_t *fus_prefill_selected(const struct fus_prefill *f, size_t *ret_n);
 void fus_prefill_end(struct fus_prefill *f);
 
 #endif

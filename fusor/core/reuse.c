@@ -158,6 +158,29 @@ static const struct kn_rope *rope_of(const struct fus_core *c, bool exact, struc
     return tmp;
 }
 
+/* Of rows [lo, hi) of a chunk the anchors: rotated to their place in the prompt, wherever they are
+ * stored. */
+static int place_anchors(struct kn_stream *st, const struct place *p, const struct pre_range *g,
+                         size_t lo, size_t hi)
+{
+    const struct fus_prefill *f = p->f;
+    const struct model_cfg *cfg = &f->core->cfg;
+    const size_t bytes = kn_row_bytes(g->cur.dtype, cfg->G, cfg->K);
+    int r = 0;
+    for (size_t i = lo; r == 0 && i < hi; i++) {
+        const uint32_t t = g->r.tok0 + (uint32_t)i;
+        struct kn_rope rope = f->core->rope;
+        if (!f->plan.anchor[t]) continue;
+        const size_t shift = g->ask0 + i - (size_t)f->b.row[t];
+        rope.cos += shift * (rope.n_rot / 2);
+        rope.sin += shift * (rope.n_rot / 2);
+        rope.pos_cap -= shift;
+        r = kn_kv_load(st, &f->kv, p->layer, f->b.row[t], 1, (const char *)g->cur.k + i * bytes,
+                       (const char *)g->cur.v + i * bytes, g->cur.dtype, &rope);
+    }
+    return r;
+}
+
 /* Rows [row0, row0+m) of the active ranges laid end to end. */
 static int place_block(struct kn_stream *st, void *arg, size_t row0, size_t m)
 {
@@ -177,9 +200,12 @@ static int place_block(struct kn_stream *st, void *arg, size_t row0, size_t m)
         const size_t off = lo * kn_row_bytes(g->cur.dtype, cfg->G, cfg->K);
         const uint32_t tok0 = f->stage == STAGE_SCORE ? g->ask0 : g->r.tok0;
         struct kn_rope tmp;
-        r = kn_kv_load(st, &f->kv, p->layer, (int32_t)(tok0 + lo), hi - lo,
-                       (const char *)g->cur.k + off, (const char *)g->cur.v + off, g->cur.dtype,
-                       rope_of(f->core, g->r.exact, &tmp));
+        if (p->what == BRING_ANCHORS && !g->r.exact)
+            r = place_anchors(st, p, g, lo, hi);
+        else
+            r = kn_kv_load(st, &f->kv, p->layer, (int32_t)(tok0 + lo), hi - lo,
+                           (const char *)g->cur.k + off, (const char *)g->cur.v + off, g->cur.dtype,
+                           rope_of(f->core, g->r.exact, &tmp));
         if (r < 0) return r;
     }
     return 0;

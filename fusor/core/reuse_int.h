@@ -9,8 +9,9 @@
 
 enum fus_bring { /* of which ranges stored KV is wanted */
                  BRING_EXACT,
-                 BRING_CHUNKS, /* and of chunks */
-                 BRING_SIDE,   /* and K alone of chunks: from their sidecars if they have it */
+                 BRING_CHUNKS,  /* and of chunks */
+                 BRING_SIDE,    /* and K alone of chunks: from their sidecars if they have it */
+                 BRING_ANCHORS, /* and the plan's anchors of chunks, to their slots (b.row) */
 };
 int fus_reuse_fetch(struct fus_prefill *f, unsigned layer, enum fus_bring what);
 bool fus_reuse_ready(const struct fus_prefill *f, unsigned layer, enum fus_bring what);

@@ -238,9 +238,3 @@ void kit_build(struct kit *k, int32_t sink_token, const int32_t *tok, struct kit
     ASSERT_EQ(c->done, 1);
     ASSERT_OK(c->status);
 }
-
-const int32_t *kit_selected(const struct fus_prefill *f, size_t *ret_n)
-{
-    *ret_n = f->n_sel;
-    return f->b.sel;
-}

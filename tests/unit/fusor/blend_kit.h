@@ -41,6 +41,5 @@ void kit_tokens(const struct kit *k, uint64_t seed, int32_t *tok, size_t n);
 void kit_build_plan(struct kit_chunk *c, int32_t sink_token, const int32_t *tok, int32_t *own,
                     struct fus_capture *capture, struct fus_plan *ret);
 void kit_build(struct kit *k, int32_t sink_token, const int32_t *tok, struct kit_chunk *c);
-const int32_t *kit_selected(const struct fus_prefill *f, size_t *ret_n); /* recomputed positions */
 
 #endif

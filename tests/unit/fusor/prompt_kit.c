@@ -121,7 +121,7 @@ int run_on(struct fus_session *s, struct prompt *p, const struct fus_plan *plan,
     if (r == 0) {
         const float *l = fus_prefill_logits(f, &rows);
         memcpy(res->logits, l + (rows - 1) * p->k->cfg->V, p->k->cfg->V * sizeof(*l));
-        const int32_t *sel = kit_selected(f, &res->n_sel);
+        const int32_t *sel = fus_prefill_selected(f, &res->n_sel);
         if (res->n_sel) memcpy(res->sel, sel, res->n_sel * sizeof(*sel));
         res->report = *fus_prefill_report(f);
         ASSERT_EQ(fus_session_len(s), p->n);

@@ -81,7 +81,7 @@ static void run_traced(struct prompt *p, const struct fus_plan *plan, struct tra
     } while (r == 1);
     ASSERT_OK(r);
     memcpy(res->logits, fus_prefill_logits(f, &rows), p->k->cfg->V * sizeof(float));
-    const int32_t *sel = kit_selected(f, &res->n_sel);
+    const int32_t *sel = fus_prefill_selected(f, &res->n_sel);
     memcpy(res->sel, sel, res->n_sel * sizeof(*sel));
     res->report = *fus_prefill_report(f);
     fus_prefill_end(f);
@@ -399,6 +399,69 @@ TEST(query_selects_what_the_suffix_attends_to)
         ASSERT_EQ(got.n_sel, lround(0.2 * (37 + 20 + 64)));
         ref_forward(k.m, p.tok, p.n, &o, ref);
         check_choice(&p, &got, mass);
+        prompt_fini(&p);
+    }
+    kit_close(&k);
+}
+
+/* Every third token of the chunks, where it stands in the prompt, and the missed chunk nowhere. */
+TEST(anchors_are_seen_below_the_asked_layer)
+{
+    struct kit k;
+    open_default(&k);
+    struct prompt p;
+    struct result none = {0}, got;
+    prompt_init(&p, &k, "SAgCmBgq");
+    const struct fus_range *missed = &p.range[2];
+    uint8_t anchor[T_MAX];
+    double mass[T_MAX] = {0}, ref[V_MAX];
+    memset(anchor, 1, sizeof anchor);
+    for (size_t i = 0; i < p.n_range; i++)
+        for (uint32_t t = 0; p.of_range[i] && t < p.range[i].n; t++)
+            anchor[p.range[i].tok0 + t] = t % 3 == 0;
+    const struct view w = {&p, &none, POL_SIDE, 0};
+    const struct ref_opts o = {.stored = stored,
+                               .ctx = (void *)&w,
+                               .mass = mass,
+                               .mass_from = p.n - 11 - 3,
+                               .lo = 3,
+                               .hi = 4,
+                               .gap0 = missed->tok0,
+                               .gap = missed->n,
+                               .anchor = anchor};
+    struct fus_plan plan = plan_of(&p, POL_SIDE, 0.2f);
+    plan.side_layer = 3;
+    plan.anchor = anchor;
+    run_plan(&p, &plan, &got);
+    ref_forward(k.m, p.tok, p.n, &o, ref);
+    check_choice(&p, &got, mass);
+    prompt_fini(&p);
+    kit_close(&k);
+}
+
+/* All tokens are anchors: the blind pass sees what the query's does. */
+TEST(anchors_everywhere_are_a_query_of_one_layer)
+{
+    struct kit k;
+    open_default(&k);
+    for (size_t i = 0; i < N_LAYOUTS; i++) {
+        struct prompt p;
+        struct result side, query;
+        uint8_t anchor[T_MAX];
+        prompt_init(&p, &k, layouts[i]);
+        memset(anchor, 1, sizeof anchor);
+        struct fus_plan plan = plan_of(&p, POL_SIDE, 0.2f);
+        plan.side_layer = 3;
+        plan.anchor = anchor;
+        run_plan(&p, &plan, &side);
+        plan = plan_of(&p, POL_QUERY, 0.2f);
+        plan.score_lo = 3;
+        plan.score_hi = 4;
+        run_plan(&p, &plan, &query);
+        ASSERT_EQ(side.n_sel, query.n_sel);
+        ASSERT_MEMEQ(side.sel, query.sel, side.n_sel * sizeof *side.sel);
+        same_logits(&k, &side, &query);
+        ASSERT_NEAR(side.report.cost, query.report.cost, 1e-9);
         prompt_fini(&p);
     }
     kit_close(&k);

@@ -191,7 +191,7 @@ static void run(struct scene *s, const struct fus_plan *base, int32_t *sel, size
     ASSERT_OK(fus_session_create(s->k.c, plan.n_tok, &session));
     ASSERT_OK(fus_prefill_begin(session, &plan, &f));
     ASSERT_OK(fus_prefill_steps(f));
-    const int32_t *got = kit_selected(f, ret_n);
+    const int32_t *got = fus_prefill_selected(f, ret_n);
     memcpy(sel, got, *ret_n * sizeof *sel);
     *report = *fus_prefill_report(f);
     fus_prefill_end(f);

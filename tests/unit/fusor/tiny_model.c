@@ -275,6 +275,7 @@ static void attend(const struct ref *r, const struct ref_opts *o, unsigned l, co
                     p[j] += q[(t * H + h) * K + i] * r->k[(j * G + g) * K + i];
                 p[j] *= (double)r->c->attn_scale;
                 if (j >= r->gap0 && j < r->gap0 + r->gap) p[j] = -INFINITY;
+                if (o->anchor && !o->anchor[j] && l > 0 && l < o->lo) p[j] = -INFINITY;
                 max = fmax(max, p[j]);
             }
             for (size_t j = 0; j <= t; j++)

@@ -32,6 +32,7 @@ struct ref_opts {
     unsigned lo, hi;
     /* Tokens [gap0, gap0 + gap) are not in the prompt from layer 1 on. */
     size_t gap0, gap;
+    const uint8_t *anchor; /* NULL, or [n]: tokens with 0 are not seen in layers 1…lo-1 */
 };
 /* Logits of the last token, [V]. */
 void ref_forward(const struct model *m, const int32_t *tok, size_t n, const struct ref_opts *o,
