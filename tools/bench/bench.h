@@ -47,6 +47,7 @@ struct bench_prompt {
     } chunk[BENCH_CHUNKS_MAX];
     size_t n_chunks;
     uint32_t suffix0; /* first token after the last chunk */
+    uint8_t *anchor;  /* [n_tok], made when a run first asks for them (qcfuse) */
 };
 void bench_prompt_fini(struct bench_prompt *p);
 
@@ -117,6 +118,9 @@ struct bench_run {     /* how to run a prompt */
     float ratio;
     uint32_t logits_from; /* as in struct fus_plan; 0 = last row */
     struct fus_plan with; /* layers and the like; what is 0 is the profile's */
+    bool anchors;         /* the blind pass sees the prompt's */
+    uint8_t *mark;        /* NULL, or [n_tok]: becomes 1 where a token is recomputed; a chunk that
+                             stands where it was built is as any other then */
     char name[64];        /* as it was asked for: "hkvd:check=2" */
 };
 /* The methods that --strategies and --ratios ask for; full always comes first, since the others are
@@ -137,7 +141,7 @@ struct bench_result {
     size_t n_rows;
     const char *tier[BENCH_CHUNKS_MAX]; /* where chunk i came from; NULL: it was computed */
 };
-int bench_prefill(struct bench *b, const struct bench_prompt *p, const struct bench_run *run,
+int bench_prefill(struct bench *b, struct bench_prompt *p, const struct bench_run *run,
                   uint32_t extra_tokens, struct bench_result *ret);
 void bench_result_fini(struct bench_result *r);
 int32_t bench_argmax(const float *logits, size_t n);

@@ -53,6 +53,22 @@ static bool take_setting(const char **p, const struct model_cfg *cfg, struct fus
     return **p == ':' || **p == '\0';
 }
 
+/* Baselines of papers that are no strategies of the product: what is left out of them is said in
+ * docs/quality.md. */
+static bool take_paper(const char *name, unsigned L, struct bench_run *ret)
+{
+    if (strcmp(name, "prophetkv") == 0) { /* arXiv 2602.02579: the question, over all layers */
+        ret->strategy = POL_QUERY;
+        ret->with.score_hi = L;
+    } else if (strcmp(name, "qcfuse") == 0) { /* arXiv 2606.05875: over anchors, to one layer */
+        ret->strategy = POL_SIDE;
+        ret->anchors = true;
+    } else {
+        return false;
+    }
+    return true;
+}
+
 static int parse_method(const struct bench *b, const char *text, struct bench_run *ret,
                         struct err *err)
 {
@@ -69,7 +85,7 @@ static int parse_method(const struct bench *b, const char *text, struct bench_ru
         choose_default(&b->profile, ret);
     else if (gone)
         return err_set(err, -EINVAL, "strategy %s was removed; %s", name, gone);
-    else if (pol_strategy_parse(name, &ret->strategy) != 1)
+    else if (!take_paper(name, b->cfg->L, ret) && pol_strategy_parse(name, &ret->strategy) != 1)
         return err_set(err, -EINVAL, "unknown strategy \"%s\"", name);
     while (*p++ == ':') {
         (void)snprintf(name, sizeof name, "kvblend.%.*s", (int)strcspn(p, "=:"), p);

@@ -40,7 +40,8 @@ static const struct opt_def shared[] = {
     {"at-rows", OPT_STR, "1,16,32,128,256,512,1024,3104", 0, 0, NULL, "how many rows"},
     {"strategies", OPT_STR, "full,prefix,reuse,hkvd,query,qs,sink", 0, 0, NULL,
      "methods to compare, each with settings behind it, such as hkvd:check=2 or "
-     "query:layers=10-24; default: what a request without settings gets"},
+     "query:layers=10-24; default: what a request without settings gets; of the papers: hkvd is "
+     "CacheBlend, sink EPIC, then prophetkv and qcfuse"},
     {"ratios", OPT_STR, "0.05,0.10,0.15", 0, 0, NULL, "recompute ratios"},
     {"map-tokens", OPT_INT, "256", 1, 65536, NULL,
      "longest summary of a chunk in the strategy map_reduce"},

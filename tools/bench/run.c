@@ -158,6 +158,7 @@ int bench_sense_chunk(struct bench *b, struct bench_text chunk, const struct ben
 void bench_prompt_fini(struct bench_prompt *p)
 {
     mem_free(p->tok);
+    mem_free(p->anchor);
     *p = (struct bench_prompt){0};
 }
 
@@ -174,6 +175,63 @@ int32_t bench_argmax(const float *logits, size_t n)
     for (size_t i = 1; i < n; i++)
         if (logits[i] > logits[best]) best = i;
     return (int32_t)best;
+}
+
+/* ---- anchors: the tokens of each chunk that QCFuse's question runs over (arXiv 2606.05875) ----
+ * As in its code a chunk is asked to be repeated, over its stored KV, and what the repetition
+ * attends to most is kept, with the first tokens. That code ranks by layer, by the largest weight
+ * of any head and row; here one set serves all layers, by the mean, which is what a pass gives. */
+
+#define ANCHORS 0.15F       /* cited: the code's DIGEST_RATIO */
+enum { ANCHORS_FIRST = 4 }; /* cited: its DEFAULT_CONTEXT_N_SINK, here besides the share */
+
+/* ret: the prompt in which the chunk, behind the sink token, is asked for again. */
+static int repeat(const struct bench *b, struct bench_text chunk, struct bench_prompt *ret)
+{
+    static const char ask[] = "\n\nRepeat the previous context exactly.\n\n";
+    const struct tok_piece piece = {ask, sizeof ask - 1, false};
+    const uint32_t head = b->sink >= 0;
+    struct tok_ids ids = {0};
+    struct bench_prompt p = {.n_chunks = 1};
+    int r = tok_encode(b->tok, &piece, 1, 0, &ids);
+    p.chunk[0].tok0 = head;
+    p.chunk[0].n = chunk.n;
+    p.suffix0 = head + chunk.n;
+    p.n_tok = p.suffix0 + (uint32_t)ids.n + chunk.n;
+    if (r == 0 && !(p.tok = mem_alloc(p.n_tok * sizeof *p.tok))) r = -ENOMEM;
+    if (r == 0) {
+        if (head) p.tok[0] = b->sink;
+        memcpy(p.tok + head, chunk.tok, chunk.n * sizeof *p.tok);
+        memcpy(p.tok + p.suffix0, ids.id, ids.n * sizeof *p.tok);
+        memcpy(p.tok + p.n_tok - chunk.n, chunk.tok, chunk.n * sizeof *p.tok);
+        *ret = p;
+    }
+    tok_ids_fini(&ids);
+    return r;
+}
+
+static int make_anchors(struct bench *b, struct bench_prompt *p)
+{
+    int r = (p->anchor = mem_zalloc(p->n_tok)) ? 0 : -ENOMEM;
+    for (size_t i = 0; r == 0 && i < p->n_chunks; i++) {
+        const struct bench_text chunk = bench_chunk(p, i);
+        struct bench_prompt again = {0};
+        struct bench_result res = {0};
+        r = repeat(b, chunk, &again);
+        uint8_t *mark = r == 0 ? mem_zalloc(again.n_tok) : NULL;
+        const struct bench_run run = {
+            .strategy = POL_QUERY, .ratio = ANCHORS, .with = {.score_hi = b->cfg->L}, .mark = mark};
+        if (r == 0) r = mark ? bench_prefill(b, &again, &run, 0, &res) : -ENOMEM;
+        if (r == 0) {
+            memcpy(p->anchor + p->chunk[i].tok0, mark + again.chunk[0].tok0, chunk.n);
+            memset(p->anchor + p->chunk[i].tok0, 1,
+                   chunk.n < ANCHORS_FIRST ? chunk.n : ANCHORS_FIRST);
+        }
+        bench_result_fini(&res);
+        bench_prompt_fini(&again);
+        mem_free(mark);
+    }
+    return r;
 }
 
 /* ---- running ---- */
@@ -201,7 +259,7 @@ static int find_ranges(struct bench *b, const struct bench_prompt *p, const stru
         range[i] = (struct fus_range){.tok0 = tok0,
                                       .n = text.n,
                                       .exact = prefix,
-                                      .at_built = !prefix && !b->in_context &&
+                                      .at_built = !prefix && !b->in_context && !run->mark &&
                                                   fus_at_built_position(b->sink, p->tok, tok0)};
         got[i] = store_ask(b->store, &ask, &pin[i], &why);
     }
@@ -216,16 +274,26 @@ static int find_ranges(struct bench *b, const struct bench_prompt *p, const stru
     return r;
 }
 
-int bench_prefill(struct bench *b, const struct bench_prompt *p, const struct bench_run *run,
+static void mark_selected(const struct fus_prefill *f, uint8_t *mark)
+{
+    size_t n;
+    const int32_t *at = fus_prefill_selected(f, &n);
+    while (n-- > 0)
+        mark[at[n]] = 1;
+}
+
+int bench_prefill(struct bench *b, struct bench_prompt *p, const struct bench_run *run,
                   uint32_t extra_tokens, struct bench_result *ret)
 {
-    uint64_t t0 = clock_ns();
+    int r = run->anchors && !p->anchor ? make_anchors(b, p) : 0;
+    if (r < 0) return r;
+    const uint64_t t0 = clock_ns();
     struct fus_range range[BENCH_CHUNKS_MAX];
     struct bench_result res = {0};
     struct fus_prefill *f = NULL;
     size_t n = run->strategy == POL_FULL ? 0 : p->n_chunks;
     if (run->strategy == POL_PREFIX && n > 1) n = 1;
-    int r = find_ranges(b, p, run, range, n, res.tier);
+    r = find_ranges(b, p, run, range, n, res.tier);
     if (r == 0) r = fus_session_create(b->core, p->n_tok + extra_tokens, &res.session);
     if (r == 0) {
         struct fus_plan plan = run->with;
@@ -237,6 +305,7 @@ int bench_prefill(struct bench *b, const struct bench_prompt *p, const struct be
         plan.ratio = run->ratio;
         plan.suffix = p->n_tok - p->suffix0;
         plan.logits_from = run->logits_from;
+        plan.anchor = run->anchors ? p->anchor : NULL;
         fus_profile_apply(&b->profile, &plan);
         r = fus_prefill_begin(res.session, &plan, &f);
     }
@@ -253,6 +322,7 @@ int bench_prefill(struct bench *b, const struct bench_prompt *p, const struct be
         (void)bench_argmax(logits + (res.n_rows - 1) * V, V); /* the first token is out here */
         res.ttft_ms = clock_ms_since(t0);
         res.report = *fus_prefill_report(f);
+        if (run->mark) mark_selected(f, run->mark);
         res.logits = mem_alloc(res.n_rows * V * sizeof *res.logits);
         if (res.logits)
             memcpy(res.logits, logits, res.n_rows * V * sizeof *res.logits);

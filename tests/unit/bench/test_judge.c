@@ -49,6 +49,19 @@ TEST(default_takes_the_ratios_that_are_asked_for_and_keeps_its_own)
     check(&m[2], "default", POL_QS, 0.15);
 }
 
+TEST(baselines_of_papers)
+{
+    struct bench_run m[32];
+    ASSERT_EQ(methods("prophetkv,qcfuse:side=9", "0.1", true, m), 3);
+    check(&m[1], "prophetkv", POL_QUERY, 0.1);
+    ASSERT_EQ(m[1].with.score_lo, 0);
+    ASSERT_EQ(m[1].with.score_hi, 30);
+    ASSERT_TRUE(!m[1].anchors);
+    check(&m[2], "qcfuse:side=9", POL_SIDE, 0.1);
+    ASSERT_EQ(m[2].with.side_layer, 9);
+    ASSERT_TRUE(m[2].anchors);
+}
+
 TEST(settings_behind_a_name)
 {
     struct bench_run m[32];
