@@ -1,9 +1,9 @@
 /* dataset: the test lines of kvblend-bench quality and the prompts made of them.
  *
  * Reads JSONL, one object a line: {"preamble", "chunks": […], "question", "suffix", "answer": "…"
- * or […], "kind", "judge"}. What does not begin with an object, and every {"text"} of a line, is
- * text that is cut into continuation lines: consecutive chunks of it, and what follows them as the
- * suffix that is judged. Thread: any. */
+ * or […], "candidates", "kind", "judge"}. What does not begin with an object, and every {"text"} of
+ * a line, is text that is cut into continuation lines: consecutive chunks of it, and what follows
+ * them as the suffix that is judged. Thread: any. */
 #ifndef TOOLS_BENCH_DATASET_H
 #define TOOLS_BENCH_DATASET_H
 

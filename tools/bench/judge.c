@@ -8,7 +8,7 @@
 #include <math.h>
 #include <string.h>
 
-const struct verdict verdict_none = {NAN, NAN, {NAN, NAN, NAN}, NAN, NAN, NAN};
+const struct verdict verdict_none = {NAN, NAN, NAN, NAN, {NAN, NAN, NAN}, NAN, NAN, NAN};
 
 /* ---- running ---- */
 
@@ -79,17 +79,74 @@ static int run_answer(const struct judge *j, struct judge_line *l, struct bench_
     return r;
 }
 
+static double log_probability(const float *logits, size_t V, int32_t id)
+{
+    const double max = (double)logits[bench_argmax(logits, V)];
+    double sum = 0;
+    for (size_t i = 0; i < V; i++)
+        sum += exp((double)logits[i] - max);
+    return (double)logits[id] - max - log(sum);
+}
+
+/* The mean over a text's tokens behind the prompt, each given those before it. */
+static int rate_text(const struct judge *j, const struct bench_result *res, const char *text,
+                     double *ret)
+{
+    const size_t V = j->b->cfg->V;
+    const struct tok_piece piece = {text, strlen(text), false};
+    struct tok_ids ids = {0};
+    struct fus_session *s = NULL;
+    float *logits = mem_alloc(V * sizeof *logits);
+    double sum = 0;
+    int r = logits ? tok_encode(j->b->tok, &piece, 1, 0, &ids) : -ENOMEM;
+    if (r == 0 && ids.n == 0) r = -EINVAL;
+    if (r == 0) r = fus_session_fork(res->session, fus_session_len(res->session) + ids.n, &s);
+    if (r == 0) memcpy(logits, res->logits + (res->n_rows - 1) * V, V * sizeof *logits);
+    for (size_t i = 0; r == 0 && i < ids.n; i++) {
+        sum += log_probability(logits, V, ids.id[i]);
+        if (i + 1 < ids.n) r = fus_decode(j->b->core, &s, &ids.id[i], 1, NULL, logits);
+    }
+    if (r == 0) *ret = sum / (double)ids.n;
+    fus_session_destroy(s);
+    tok_ids_fini(&ids);
+    mem_free(logits);
+    return r;
+}
+
+/* The first of equal ones. -EINVAL: a candidate is no text. */
+static int choose(const struct judge *j, const json_t *line, const struct bench_result *res,
+                  int *ret)
+{
+    const json_t *candidate;
+    double best = -INFINITY, one = 0;
+    size_t i;
+    int r = 0, choice = -1;
+    json_array_foreach(json_object_get(line, "candidates"), i, candidate)
+    {
+        const char *text = json_string_value(candidate);
+        if (r == 0) r = text ? rate_text(j, res, text, &one) : -EINVAL;
+        if (r < 0 || one <= best) continue;
+        best = one;
+        choice = (int)i;
+    }
+    if (r == 0) *ret = choice;
+    return r;
+}
+
 static void judge_logits(const struct judge *j, const struct judge_line *l, const float *logits,
                          struct verdict *v)
 {
     const size_t V = j->b->cfg->V, next = l->suffix ? l->n_rows - 1 : 0; /* behind the prompt */
-    double sum = 0;
+    double sum = 0, alike = 0;
     for (size_t i = 0; i < l->n_rows; i++) {
         bool agrees;
         sum += fus_kl(l->logits + i * V, logits + i * V, V, &agrees);
+        alike += agrees;
         if (i == next) v->top1 = agrees;
     }
-    if (l->n_rows > 0) v->kl_forced = sum / (double)l->n_rows;
+    if (l->n_rows == 0) return;
+    v->kl_forced = sum / (double)l->n_rows;
+    v->agreement = alike / (double)l->n_rows;
 }
 
 int judge_run(const struct judge *j, struct judge_line *l, const struct bench_run *how,
@@ -99,16 +156,20 @@ int judge_run(const struct judge *j, struct judge_line *l, const struct bench_ru
     struct bench_result res;
     struct verdict v = verdict_none;
     float *logits = NULL;
+    int choice = -1;
     run.logits_from = l->suffix ? l->prompt.suffix0 : 0;
     int r = bench_prefill(j->b, &l->prompt, &run, j->max_new + JUDGE_FORCED_TOKENS, &res);
     if (r < 0) return r;
     v.ttft_ms = res.ttft_ms;
     v.n_recomputed = res.report.n_recomputed;
     v.cost = res.report.cost;
-    if (l->suffix) {
+    r = choose(j, l->line, &res, &choice); /* before anything is decoded */
+    if (r == 0 && !l->logits) l->choice = choice;
+    if (r == 0 && choice >= 0) v.same_choice = choice == l->choice;
+    if (r == 0 && l->suffix) {
         logits = res.logits;
         res.logits = NULL;
-    } else {
+    } else if (r == 0) {
         r = run_answer(j, l, &res, &v, &logits);
     }
     if (r == 0 && !l->logits) {

@@ -4,7 +4,8 @@
  * asked to, and runs the full prefill: its greedy answer and its logits are the reference. Then
  * judge_run() any number of methods, judge_end(). KL(full || method) is teacher-forced over the
  * first tokens of full's answer; a line with "judge": "suffix" is judged over its suffix instead,
- * tokens 2…. Thread: main. */
+ * tokens 2…. Of a line's "candidates" a run chooses the one whose tokens are likeliest behind the
+ * prompt, by their mean log-probability. Thread: main. */
 #ifndef TOOLS_BENCH_JUDGE_H
 #define TOOLS_BENCH_JUDGE_H
 
@@ -30,10 +31,13 @@ struct judge_line {
     size_t n_rows;
     int32_t answer[JUDGE_FORCED_TOKENS];
     size_t n_answer;
+    int choice; /* of its candidates, full's; -1: it has none */
 };
 struct verdict { /* NAN: nothing ran or was generated, or the line does not say what is right */
-    double kl_forced; /* nats */
-    double top1;      /* 1: the first token is full's */
+    double kl_forced;   /* nats */
+    double top1;        /* 1: the first token is full's */
+    double agreement;   /* share of the judged tokens whose likeliest is full's */
+    double same_choice; /* 1: of the line's candidates the likeliest is full's */
     struct score score;
     double ttft_ms;
     double n_recomputed, cost; /* token-layers, as a share of full's */

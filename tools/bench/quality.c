@@ -25,35 +25,59 @@ struct study {
     struct judge judge;
     struct bench_methods methods;
     unsigned map_tokens;
-    const char *kind[KINDS_MAX + 1]; /* of lines, as they come; behind them "all" */
+    const char *by;            /* fields of lines with rows of their own, with commas between */
+    char *kind[KINDS_MAX + 1]; /* of lines, and their fields, as they come; behind them "all" */
     size_t n_kinds;
     size_t n_lines;
-    size_t *kind_of;         /* [n_lines] */
+    uint32_t *kinds_of;      /* [n_lines] bit k: it is of kind k */
     struct verdict *verdict; /* [n_lines][n methods]; ttft_ms NAN: it cannot answer such a line */
     double *v, *w;           /* [n_lines]: a column of figures, and another */
 };
 
 /* ---- running ---- */
 
-static int find_kind(struct study *s, const json_t *line, size_t *ret, struct err *err)
+static int add_kind(struct study *s, const char *kind, uint32_t *of, struct err *err)
 {
-    const char *kind = json_string_value(json_object_get(line, "kind"));
     size_t k = 0;
-    if (!kind) kind = "all";
     while (k < s->n_kinds && strcmp(s->kind[k], kind) != 0)
         k++;
     if (k == KINDS_MAX) return err_set(err, -ERANGE, "more than %d kinds of lines", KINDS_MAX);
-    s->kind[k] = kind;
-    if (k == s->n_kinds) s->n_kinds++;
-    *ret = k;
+    if (k == s->n_kinds) {
+        if (!(s->kind[k] = mem_strndup(kind, strlen(kind))))
+            return err_set(err, -ENOMEM, "out of memory");
+        s->n_kinds++;
+    }
+    *of |= 1U << k;
     return 0;
+}
+
+/* A line's own, and "depth 0.5" for the field "depth" of --by. */
+static int find_kinds(struct study *s, const json_t *line, uint32_t *ret, struct err *err)
+{
+    const char *kind = json_string_value(json_object_get(line, "kind"));
+    uint32_t of = 0;
+    int r = kind || !*s->by ? add_kind(s, kind ? kind : "all", &of, err) : 0;
+    for (const char *p = s->by; r == 0 && *p;) {
+        char field[32], name[64];
+        const size_t len = strcspn(p, ",");
+        (void)snprintf(field, sizeof field, "%.*s", (int)len, p);
+        p += len + (p[len] == ',');
+        const json_t *v = json_object_get(line, field);
+        if (json_is_string(v))
+            (void)snprintf(name, sizeof name, "%s %s", field, json_string_value(v));
+        else
+            (void)snprintf(name, sizeof name, "%s %g", field, json_number_value(v));
+        if (json_is_string(v) || json_is_number(v)) r = add_kind(s, name, &of, err);
+    }
+    *ret = of;
+    return r;
 }
 
 static int study_line(struct study *s, const json_t *lines, size_t at, struct err *err)
 {
     struct verdict *v = &s->verdict[at * s->methods.n];
     struct judge_line l;
-    int r = find_kind(s, json_array_get(lines, at), &s->kind_of[at], err);
+    int r = find_kinds(s, json_array_get(lines, at), &s->kinds_of[at], err);
     if (r == 0) r = judge_begin(&s->judge, lines, at, &l, &v[0], err);
     if (r < 0) return r;
     for (size_t m = 1; r == 0 && m < s->methods.n; m++) {
@@ -71,11 +95,12 @@ static int study_lines(struct study *s, const json_t *lines, size_t n, struct er
 {
     int r = 0;
     bench_stop_watch();
-    s->kind_of = mem_alloc(n * sizeof *s->kind_of);
+    s->kinds_of = mem_alloc(n * sizeof *s->kinds_of);
     s->verdict = mem_alloc(n * s->methods.n * sizeof *s->verdict);
     s->v = mem_alloc(n * sizeof *s->v);
     s->w = mem_alloc(n * sizeof *s->w);
-    if (!s->kind_of || !s->verdict || !s->v || !s->w) return err_set(err, -ENOMEM, "out of memory");
+    if (!s->kinds_of || !s->verdict || !s->v || !s->w)
+        return err_set(err, -ENOMEM, "out of memory");
     while (r == 0 && s->n_lines < n && !bench_stopped()) {
         r = study_line(s, lines, s->n_lines++, err);
         bench_progress("line", s->n_lines, n);
@@ -96,22 +121,23 @@ static const struct figure {
                {"rouge_l", offsetof(struct verdict, score.rouge_l), true},
                {"kl_forced", offsetof(struct verdict, kl_forced), true},
                {"top1_agreement", offsetof(struct verdict, top1), false},
+               {"answer_agreement", offsetof(struct verdict, agreement), true},
+               {"same_choice", offsetof(struct verdict, same_choice), true},
                {"tokens_recomputed", offsetof(struct verdict, n_recomputed), false},
                {"cost", offsetof(struct verdict, cost), false},
                {"ttft_ms", offsetof(struct verdict, ttft_ms), false}};
 enum { KL = offsetof(struct verdict, kl_forced), TTFT = offsetof(struct verdict, ttft_ms) };
 
-/* A method's figure of the lines of a kind that have one; of "all" one kind after another. */
+/* A method's figure of the lines of a kind that have one, in order. */
 static size_t column(const struct study *s, size_t method, size_t kind, size_t figure, double *ret)
 {
     size_t n = 0;
-    for (size_t k = 0; k < s->n_kinds && method < s->methods.n; k++)
-        for (size_t i = 0; i < s->n_lines; i++) {
-            if (s->kind_of[i] != k || (kind != k && kind != s->n_kinds)) continue;
-            const struct verdict *v = &s->verdict[i * s->methods.n + method];
-            memcpy(&ret[n], (const char *)v + figure, sizeof *ret);
-            n += isfinite(ret[n]);
-        }
+    for (size_t i = 0; i < s->n_lines && method < s->methods.n; i++) {
+        if (kind < s->n_kinds && !(s->kinds_of[i] >> kind & 1)) continue;
+        const struct verdict *v = &s->verdict[i * s->methods.n + method];
+        memcpy(&ret[n], (const char *)v + figure, sizeof *ret);
+        n += isfinite(ret[n]);
+    }
     return n;
 }
 
@@ -151,6 +177,8 @@ static const struct bench_column columns[] = {{"strategy", "strategy", -22, 0},
                                               {"2.5 %", "kl_forced_vs_baseline_lo", 6, 3},
                                               {"97.5 %", "kl_forced_vs_baseline_hi", 6, 3},
                                               {"top-1", "top1_agreement", 6, 2},
+                                              {"agree", "answer_agreement", 6, 3},
+                                              {"choice", "same_choice", 6, 3},
                                               {"recomp", "tokens_recomputed", 8, 1},
                                               {"cost", "cost", 6, 3},
                                               {"speed", "speedup", 7, 2},
@@ -188,10 +216,11 @@ static void report_row(struct study *s, size_t method, size_t kind)
 
 static void report_study(struct study *s, const char *path)
 {
+    static char all[] = "all";
     json_object_update_new(s->b->meta,
                            json_pack("{s:I, s:s, s:b}", "lines", (json_int_t)s->n_lines, "data",
                                      basename(path), "sink", s->b->build_sink >= 0));
-    s->kind[s->n_kinds] = "all";
+    s->kind[s->n_kinds] = all;
     bench_print_head(columns);
     for (size_t k = 0; k < s->n_kinds + (s->n_kinds > 1); k++)
         for (size_t m = 0; m < s->methods.n; m++)
@@ -204,6 +233,7 @@ static int measure_quality(struct bench *b, const struct opts *opts, struct err 
 {
     struct study s = {.b = b,
                       .map_tokens = (unsigned)opt_int(opts, "map-tokens"),
+                      .by = opt_str(opts, "by"),
                       .judge = {.b = b,
                                 .max_new = (unsigned)opt_int(opts, "max-new"),
                                 .n_contexts = (unsigned)opt_int(opts, "contexts"),
@@ -224,7 +254,9 @@ static int measure_quality(struct bench *b, const struct opts *opts, struct err 
     }
     if (r == 0) report_study(&s, opt_str(opts, "data"));
     json_decref(lines);
-    mem_free(s.kind_of);
+    while (s.n_kinds > 0)
+        mem_free(s.kind[--s.n_kinds]);
+    mem_free(s.kinds_of);
     mem_free(s.verdict);
     mem_free(s.v);
     mem_free(s.w);
@@ -233,6 +265,8 @@ static int measure_quality(struct bench *b, const struct opts *opts, struct err 
 
 static const struct opt_def measure_quality_options[] = {
     {"max-new", OPT_INT, "24", 8, 4096, NULL, "tokens of an answer"},
+    {"by", OPT_STR, "", 0, 0, NULL,
+     "fields of the lines, such as depth,distance: rows also for lines that are alike in one"},
     {"contexts", OPT_INT, "0", 0, JUDGE_CONTEXTS_MAX, NULL,
      "a record is the mean over so many encodings behind chunks of other lines; 0: behind the "
      "sink"},
