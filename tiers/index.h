@@ -16,17 +16,14 @@ struct entry_link { /* a place in a list; alone when it points to itself */
     struct entry_link *prev, *next;
 };
 /* BUILDING: claimed. LOADING: a tier reads it; in the index so that others attach. READY: whole.
- * DEAD: out of the index; its memory lives until the last reference goes. */
+ * DEAD: out of the index; its memory lives until the last reference goes. A revision, too, is apart
+ * from the index until it is committed. */
 enum entry_state { ENTRY_BUILDING, ENTRY_LOADING, ENTRY_READY, ENTRY_DEAD };
 /* READY entries stand in the policy's order, or on probation: brought in at others' expense and
  * used once, they leave first. */
 enum entry_place { PLACE_NONE, PLACE_ORDER, PLACE_PROBATION };
 /* AGAIN: was once, by tag too, and is to be checked anew for rot. */
 enum group_state { GROUP_NEW, GROUP_OK, GROUP_AGAIN };
-struct entry_scores { /* came while a tier reads the header; applied afterwards */
-    float *score;     /* NULL: none */
-    struct record_score_sum sum;
-};
 struct entry_cost { /* what an entry takes of the budget; held_*: what it adds to its shard's */
     uint64_t meta_bytes, all_bytes; /* itself; and its parts */
     uint64_t quota_bytes;           /* of these, charged to the namespace */
@@ -34,11 +31,12 @@ struct entry_cost { /* what an entry takes of the budget; held_*: what it adds t
 };
 struct entry_write { /* the tiers' copies; guarded by the store's lock; masks have a bit per tier */
     struct entry_link queue[STORE_TIERS_MAX];
-    _Atomic uint8_t want; /* tiers that should have it and have not */
-    uint8_t clean, under_way,
-        head_only; /* have it; are being written; queued for the header alone */
+    _Atomic uint8_t want;     /* tiers that should have it and have not */
+    uint8_t clean, under_way; /* have it; are being written */
+    uint8_t replace;          /* may have an older version */
+    uint8_t purge;            /* take it off again when it is written */
     uint8_t tries;
-    bool leaving, purge; /* leaving: goes when written; purge: take it off the tier again */
+    bool leaving; /* goes when written */
 };
 struct entry_load { /* the load's own */
     struct tier_op op;
@@ -65,21 +63,19 @@ struct entry {
     enum store_miss why; /* if head < 0 */
     int from;            /* tier it was read from, -1 = built here */
     bool admin_pinned, gave_up;
-    bool scored[RECORD_SCORE_COUNT];
     uint64_t hits;
     double used_s, checked_s; /* checked_s: since when the flags above count */
-    struct entry_scores scores_later[RECORD_SCORE_COUNT];
     _Atomic uint64_t touched_ns;
     _Atomic uint8_t header_ok;
-    _Atomic uint8_t cancel; /* the load is not wanted any more */
+    _Atomic uint8_t cancel; /* the load, or the revision, is not wanted any more */
     struct entry_cost cost; /* guarded by both locks */
     /* guarded by the store's lock */
     struct evict_node node;
     enum entry_place place;
-    struct entry_link all, loads;
-    bool probation; /* of a load: RAM was short when it came */
-    bool ns_known;  /* desc.ns_hash is */
-    bool modest;    /* only what is clean makes way for it */
+    struct entry_link all, loads; /* loads: and of revisions */
+    bool probation;               /* of a load: RAM was short when it came */
+    bool ns_known;                /* desc.ns_hash is */
+    bool modest;                  /* only what is clean makes way for it */
     struct entry_write write;
     struct entry_load load;
 };

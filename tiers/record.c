@@ -1,9 +1,8 @@
-/* Record format version 3; the offsets are in record.h.
+/* Record format version 4; the offsets are in record.h.
  *
  * The layout follows from the geometry alone, so a reader computes it and then demands that every
  * stored offset and size agrees, rather than believing them: no field of a damaged or hostile
- * record can make it read outside the bytes that it was given. The score block stands outside the
- * header checksum and outside the groups, because it is filled in after the record was published.
+ * record can make it read outside the bytes that it was given.
  */
 #include "tiers/record.h"
 
@@ -75,9 +74,7 @@ int record_layout(const struct record_desc *d, struct record_layout *ret)
     l.n_groups = d->L - 1;
     l.token_off = RECORD_TABLE_OFF + l.n_groups * RECORD_GROUP_ENTRY;
     l.score_off = (uint32_t)align_up(l.token_off + 4ull * d->n_tokens, 64);
-    l.score_stride = (uint32_t)align_up(RECORD_SCORE_HEAD + 4ull * d->n_tokens, 64);
-    l.header_bytes =
-        (uint32_t)align_up(l.score_off + RECORD_SCORE_COUNT * l.score_stride, RECORD_ALIGN);
+    l.header_bytes = (uint32_t)align_up(l.score_off + 4ull * d->n_tokens, RECORD_ALIGN);
     l.group_bytes = 2 * row * d->n_tokens;
     l.group_stride = align_up(l.group_bytes, RECORD_ALIGN);
     if (l.group_stride > (UINT64_MAX >> 1) / RECORD_LAYERS_MAX) return -ERANGE;
@@ -148,8 +145,7 @@ void record_init(void *header, const struct record_desc *d, const struct record_
     put32(p + 92, l->score_off);
     put64(p + 96, d->created_ms);
     put64(p + 104, d->expires_ms);
-    put32(p + 112, RECORD_SCORE_COUNT);
-    put32(p + 116, l->score_stride);
+    record_set_contexts(p, d->n_contexts, d->context_tokens);
     for (uint32_t i = 0; i < l->n_groups; i++) {
         uint8_t *e = p + RECORD_TABLE_OFF + i * RECORD_GROUP_ENTRY;
         put64(e, group_off(l, i));
@@ -158,12 +154,19 @@ void record_init(void *header, const struct record_desc *d, const struct record_
     memcpy(p + l->token_off, tok, 4ull * d->n_tokens);
 }
 
+void record_set_contexts(void *header, uint32_t n_contexts, uint32_t context_tokens)
+{
+    uint8_t *p = header;
+    put32(p + 112, n_contexts);
+    put32(p + 116, context_tokens);
+}
+
 enum { SUM_OFF = 120, TAG_OFF = 128 };
 
-static uint64_t header_hash(const uint8_t *p, uint32_t score_off)
+static uint64_t header_hash(const uint8_t *p, uint32_t header_bytes)
 {
     uint64_t fixed = XXH3_64bits(p, SUM_OFF);
-    return XXH3_64bits_withSeed(p + TAG_OFF, score_off - TAG_OFF, fixed);
+    return XXH3_64bits_withSeed(p + TAG_OFF, header_bytes - TAG_OFF, fixed);
 }
 
 void record_seal(uint8_t *const *part, const struct record_layout *l)
@@ -172,40 +175,27 @@ void record_seal(uint8_t *const *part, const struct record_layout *l)
     for (uint32_t i = 0; i < l->n_groups; i++)
         put64(p + RECORD_TABLE_OFF + i * RECORD_GROUP_ENTRY + 16,
               XXH3_64bits(record_group(part, l, i), l->group_bytes));
-    put64(p + SUM_OFF, header_hash(p, l->score_off));
+    put64(p + SUM_OFF, header_hash(p, l->header_bytes));
 }
 
 /* ---- tags ---- */
 
 enum { HEAD_BYTES = 32 };
 
-static void tag_head(const char what[8], uint64_t i, const struct tier_key *k,
-                     uint8_t ret[HEAD_BYTES])
-{
-    memcpy(ret, what, 8);
-    put64(ret + 8, i);
-    put64(ret + 16, k->hi);
-    put64(ret + 24, k->lo);
-}
-
-static struct tier_key key_in(const uint8_t *p)
-{
-    return (struct tier_key){get64(p + 24), get64(p + 32)};
-}
-
 static int group_tag(const struct auth *a, uint8_t *const *part, const struct record_layout *l,
                      uint32_t group, uint8_t ret[AUTH_TAG_BYTES])
 {
     uint8_t head[HEAD_BYTES];
-    const struct tier_key k = key_in(part[0]);
-    tag_head("KVBGROUP", group, &k, head);
+    memcpy(head, "KVBGROUP", 8);
+    put64(head + 8, group);
+    memcpy(head + 16, part[0] + 24, 16); /* the key */
     return auth_tag(a, head, sizeof head, record_group(part, l, group), l->group_bytes, ret);
 }
 
 static int header_tag(const struct auth *a, const uint8_t *p, const struct record_layout *l,
                       uint8_t ret[AUTH_TAG_BYTES])
 {
-    return auth_tag(a, p, SUM_OFF, p + RECORD_TABLE_OFF, l->score_off - RECORD_TABLE_OFF, ret);
+    return auth_tag(a, p, SUM_OFF, p + RECORD_TABLE_OFF, l->header_bytes - RECORD_TABLE_OFF, ret);
 }
 
 int record_sign(const struct auth *a, uint8_t *const *part, const struct record_layout *l)
@@ -215,7 +205,7 @@ int record_sign(const struct auth *a, uint8_t *const *part, const struct record_
     for (uint32_t i = 0; i < l->n_groups && r == 0; i++)
         r = group_tag(a, part, l, i, p + RECORD_TABLE_OFF + i * RECORD_GROUP_ENTRY + 24);
     if (r == 0) r = header_tag(a, p, l, p + TAG_OFF);
-    put64(p + SUM_OFF, header_hash(p, l->score_off));
+    put64(p + SUM_OFF, header_hash(p, l->header_bytes));
     return r;
 }
 
@@ -253,7 +243,6 @@ static bool layout_agrees(const uint8_t *p, const struct record_layout *l)
     if (get32(p + 12) != l->header_bytes || get64(p + 16) != l->record_bytes) return false;
     if (get32(p + 80) != l->n_groups || get32(p + 84) != RECORD_TABLE_OFF) return false;
     if (get32(p + 88) != l->token_off || get32(p + 92) != l->score_off) return false;
-    if (get32(p + 112) != RECORD_SCORE_COUNT || get32(p + 116) != l->score_stride) return false;
     for (uint32_t i = 0; i < l->n_groups; i++) {
         const uint8_t *e = p + RECORD_TABLE_OFF + i * RECORD_GROUP_ENTRY;
         if (get64(e) != group_off(l, i) || get64(e + 8) != l->group_bytes) return false;
@@ -268,7 +257,7 @@ int record_open(const void *header, uint64_t size_bytes, struct record_view *ret
     if (size_bytes < RECORD_ALIGN || memcmp(p, record_magic, sizeof record_magic) != 0)
         return -EBADMSG;
     if (get32(p + 8) != RECORD_VERSION) return -ESTALE;
-    v.desc.key = key_in(p);
+    v.desc.key = (struct tier_key){get64(p + 24), get64(p + 32)};
     v.desc.ns_hash = get64(p + 40);
     v.desc.ident_hash = get64(p + 48);
     uint16_t kind = get16(p + 56);
@@ -282,9 +271,11 @@ int record_open(const void *header, uint64_t size_bytes, struct record_view *ret
     v.desc.sink_token = get32(p + 76);
     v.desc.created_ms = get64(p + 96);
     v.desc.expires_ms = get64(p + 104);
+    v.desc.n_contexts = get32(p + 112);
+    v.desc.context_tokens = get32(p + 116);
     if (record_layout(&v.desc, &v.layout) < 0) return -EBADMSG;
     if (v.layout.header_bytes > size_bytes || !layout_agrees(p, &v.layout)) return -EBADMSG;
-    if (get64(p + SUM_OFF) != header_hash(p, v.layout.score_off)) return -EBADMSG;
+    if (get64(p + SUM_OFF) != header_hash(p, v.layout.header_bytes)) return -EBADMSG;
     v.tok = (const int32_t *)(const void *)(p + v.layout.token_off);
     *ret = v;
     return 0;
@@ -301,74 +292,7 @@ uint64_t record_bytes_hash(const void *bytes, uint64_t n)
     return XXH3_64bits(bytes, n);
 }
 
-uint64_t record_score_hash(enum record_score kind, const float *score, uint32_t n)
+bool record_same(const void *header, const void *other)
 {
-    return XXH3_64bits_withSeed(score, 4ull * n, n | (uint64_t)kind << 32);
-}
-
-static uint32_t score_at(const struct record_layout *l, enum record_score kind)
-{
-    ASSERT((unsigned)kind < RECORD_SCORE_COUNT);
-    return l->score_off + (uint32_t)kind * l->score_stride;
-}
-
-void record_set_scores(void *header, const struct record_layout *l, enum record_score kind,
-                       const float *score, uint32_t n, uint64_t hash)
-{
-    uint8_t *p = (uint8_t *)header + score_at(l, kind);
-    put64(p + 8, hash);
-    memcpy(p + RECORD_SCORE_HEAD, score, 4ull * n);
-    put32(p, 1);
-}
-
-static int score_tag(const struct auth *a, const struct tier_key *k, enum record_score kind,
-                     const void *score, uint32_t n, uint8_t ret[AUTH_TAG_BYTES])
-{
-    uint8_t head[HEAD_BYTES];
-    tag_head("KVBSCORE", kind, k, head);
-    return auth_tag(a, head, sizeof head, score, 4ull * n, ret);
-}
-
-int record_score_sum(const struct auth *a, const struct tier_key *k, enum record_score kind,
-                     const float *score, uint32_t n, struct record_score_sum *ret)
-{
-    struct record_score_sum s = {.hash = record_score_hash(kind, score, n)};
-    int r = a ? score_tag(a, k, kind, score, n, s.tag) : 0;
-    if (r == 0) *ret = s;
-    return r;
-}
-
-int record_auth_scores(const struct auth *a, const void *header, const struct record_layout *l,
-                       enum record_score kind, uint32_t n)
-{
-    uint8_t tag[AUTH_TAG_BYTES];
-    const uint8_t *p = (const uint8_t *)header + score_at(l, kind);
-    const struct tier_key k = key_in(header);
-    return same_tag(score_tag(a, &k, kind, p + RECORD_SCORE_HEAD, n, tag), tag, p + 16);
-}
-
-void record_set_score_tag(void *header, const struct record_layout *l, enum record_score kind,
-                          const uint8_t tag[AUTH_TAG_BYTES])
-{
-    memcpy((uint8_t *)header + score_at(l, kind) + 16, tag, AUTH_TAG_BYTES);
-}
-
-bool record_scored(const void *header, const struct record_layout *l, enum record_score kind)
-{
-    return get32((const uint8_t *)header + score_at(l, kind)) == 1;
-}
-
-int record_get_scores(const void *header, const struct record_layout *l, enum record_score kind,
-                      uint32_t n, float *ret, uint64_t *ret_hash)
-{
-    const uint8_t *p = (const uint8_t *)header + score_at(l, kind);
-    if (!record_scored(header, l, kind)) return 0;
-    memcpy(ret, p + RECORD_SCORE_HEAD, 4ull * n);
-    *ret_hash = get64(p + 8);
-    return 1;
-}
-
-void record_clear_scores(void *header, const struct record_layout *l, enum record_score kind)
-{
-    put32((uint8_t *)header + score_at(l, kind), 0);
+    return memcmp((const uint8_t *)header + SUM_OFF, (const uint8_t *)other + SUM_OFF, 8) == 0;
 }

@@ -151,6 +151,7 @@ int store_create(const struct store_opts *o, struct store **ret, struct err *err
     link_init(&s->all);
     link_init(&s->loads);
     link_init(&s->probation);
+    link_init(&s->revisions);
     tiers_take(s, o); /* first: without tiers the thread would sleep until it is called */
     if (pthread_create(&s->thread, NULL, store_maintain, s) != 0) {
         store_free(s);

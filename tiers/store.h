@@ -3,13 +3,13 @@
  * This header: opening a store and reading from it. Records come in by store_write.h; operators
  * list, check, drop and limit them by store_admin.h.
  * Identity: tier_key() over model, tokenizer, rope regime, KV dtype, sink mode, namespace, secret
- * and token ids; the ids are also in the record and compared on every lookup. A record is immutable
- * except for its scores (by kind, one per token, set later). RAM is where records are built, read
- * and staged: a lookup that finds one in a slower tier hands out a pin at once and the parts arrive
- * behind it, in order of layers. Every cap is hard: room is made by evicting records without a pin,
- * in the order of the tier's policy, else the put or the load is refused. A committed record is
- * written behind to the tiers, a device's (`direct`) when it is used again; a write that fails
- * costs no request its answer.
+ * and token ids; the ids are also in the record and compared on every lookup. A record is
+ * immutable; a new version replaces it as a whole, and pins of the old one read on. RAM is where
+ * records are built, read and staged: a lookup that finds one in a slower tier hands out a pin at
+ * once and the parts arrive behind it, in order of layers. Every cap is hard: room is made by
+ * evicting records without a pin, in the order of the tier's policy, else the put or the load is
+ * refused. A committed record is written behind to the tiers, a device's (`direct`) when it is used
+ * again; a write that fails costs no request its answer.
  * Life cycle of a lookup: store_ask() → store_pin_settle() when it said STORE_ASKING →
  * store_pin_layer()… → store_pin_release(). Thread: any. What waits says so; no lock is held over
  * I/O, callbacks of tiers or hashing. */
@@ -126,9 +126,11 @@ int store_pin_side(struct store_pin *p, unsigned layer, const void **ret_k,
 bool store_has_side(struct store *s, const struct tier_key *k);
 /* From where this lookup got it: "ram" or the tier's name. Valid as long as the store. */
 const char *store_pin_tier(const struct store_pin *p);
-/* 1 filled, 0 not yet; ret [n]. */
-int store_pin_scores(struct store_pin *p, enum record_score kind, float *ret);
-bool store_pin_scored(const struct store_pin *p, enum record_score kind);
+/* Encodings behind other chunks that the record is the mean of (record_desc), once it has settled.
+ */
+uint32_t store_pin_contexts(const struct store_pin *p);
+/* How sensitive each token is to its context: 1, ret [n] filled; 0 the record has no contexts. */
+int store_pin_scores(const struct store_pin *p, float *ret);
 /* Bytes that have yet to arrive. */
 uint64_t store_pin_missing(const struct store_pin *p);
 void store_pin_release(struct store_pin *p);

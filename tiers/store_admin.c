@@ -69,7 +69,7 @@ static int evict_ram(struct store *s, const struct tier_key *k, bool purge)
     busy = e->state != ENTRY_READY || e->admin_pinned || e->pins > 0;
     pthread_mutex_unlock(&sh->m);
     if (busy) return -EBUSY;
-    if (purge && writing) e->write.purge = true;
+    if (purge && writing) e->write.purge = UINT8_MAX;
     if (!entry_drop(s, e, STORE_MISS_EVICTED, false)) return 0;
     s->stats.evictions++;
     return 1;
@@ -91,11 +91,10 @@ static bool anywhere(struct store *s, const struct tier_key *k, const char *remo
 int store_evict(struct store *s, const struct tier_key *k, const char *tier)
 {
     int r = 0;
-    if (ram_meant(tier)) {
-        pthread_mutex_lock(&s->m);
-        r = evict_ram(s, k, !tier);
-        pthread_mutex_unlock(&s->m);
-    }
+    pthread_mutex_lock(&s->m);
+    revisions_cancel(s, k, NULL);
+    if (ram_meant(tier)) r = evict_ram(s, k, !tier);
+    pthread_mutex_unlock(&s->m);
     for (size_t i = 0; i < s->n_tiers && r >= 0; i++) {
         struct tier *t = s->tier[i].t;
         if (!tier_meant(&s->tier[i], tier)) continue;
@@ -140,6 +139,7 @@ static long clear_ram(struct store *s, const struct clearing *c, bool purge)
 {
     long n = 0;
     pthread_mutex_lock(&s->m);
+    revisions_cancel(s, NULL, c->by_ns ? &c->ns_hash : NULL);
     for (struct entry_link *l = s->all.next, *next; l != &s->all; l = next) {
         struct entry *e = LINK_ENTRY(l, all);
         next = l->next;
@@ -148,7 +148,7 @@ static long clear_ram(struct store *s, const struct clearing *c, bool purge)
         bool others = e->ns_known && e->desc.ns_hash != c->ns_hash;
         if (c->by_ns && others) continue;
         bool ready = e->state == ENTRY_READY;
-        if (purge && e->write.under_way) e->write.purge = true; /* else it would come back */
+        if (purge && e->write.under_way) e->write.purge = UINT8_MAX; /* else it would come back */
         if (entry_drop(s, e, STORE_MISS_EVICTED, false)) n += ready;
     }
     s->stats.evictions += (uint64_t)n;
@@ -165,6 +165,9 @@ long store_clear(struct store *s, const char *tier, const char *ns, bool also_pi
                          .by_ns = ns != NULL,
                          .also_pinned = also_pinned,
                          .all = !tier};
+    pthread_mutex_lock(&s->m);
+    revisions_cancel(s, NULL, ns ? &c.ns_hash : NULL);
+    pthread_mutex_unlock(&s->m);
     for (size_t i = s->n_tiers; i-- > 0;) {
         struct tier *t = s->tier[i].t;
         c.tier = i;

@@ -11,11 +11,13 @@ struct store_info {
     enum tier_kind kind;
     uint32_t n_tokens;
     uint64_t size_bytes, hits, ns_hash;
-    double created_s, used_s, expires_s;                     /* wall clock; expires 0 = never */
-    bool pinned, building, scored[RECORD_SCORE_COUNT], side; /* side: it has a sidecar */
-    enum kn_dtype dtype; /* of the copy in RAM; else as the store's */
-    char tier[16];       /* the fastest that has it */
-    char tiers[48];      /* all local ones, "ram,nvme" */
+    double created_s, used_s, expires_s; /* wall clock; expires 0 = never */
+    bool pinned, building, side;         /* side: it has a sidecar */
+    /* Of the copy in RAM; else as the store's, and 0: */
+    enum kn_dtype dtype;
+    uint32_t n_contexts, context_tokens; /* as record_desc */
+    char tier[16];                       /* the fastest that has it */
+    char tiers[48];                      /* all local ones, "ram,nvme" */
 };
 typedef int (*store_visit_fn)(void *ctx, const struct store_info *i); /* !=0 stops */
 /* RAM and the local tiers; or what is in that tier, with its size there. */

@@ -17,33 +17,20 @@ enum store_miss header_check(const struct store *s, const struct entry *e, struc
     return ret->desc.ident_hash == s->ident_hash ? STORE_MISS_NEVER : STORE_MISS_STALE;
 }
 
-static bool scores_finite(const struct entry *e, const struct record_layout *l,
-                          enum record_score kind, uint32_t n)
+bool scores_finite(const uint8_t *header, const struct record_layout *l, uint32_t n)
 {
-    const uint8_t *at = e->part[0] + l->score_off + kind * l->score_stride + RECORD_SCORE_HEAD;
-    for (uint32_t i = 0; i < n; i++) {
-        float f;
-        memcpy(&f, at + 4ull * i, sizeof f);
-        if (!isfinite(f)) return false;
-    }
+    const float *score = (const float *)(const void *)(header + l->score_off);
+    for (uint32_t i = 0; i < n; i++)
+        if (!isfinite(score[i])) return false;
     return true;
 }
 
-enum store_miss header_auth(struct store *s, struct entry *e, const struct record_view *v)
+enum store_miss header_auth(const struct store *s, const struct entry *e,
+                            const struct record_view *v)
 {
-    uint8_t *p = e->part[0];
+    const uint8_t *p = e->part[0];
     if (s->auth && record_auth_header(s->auth, p, &v->layout) < 0) return STORE_MISS_FORGED;
-    for (int i = 0; i < RECORD_SCORE_COUNT; i++) {
-        if (!record_scored(p, &v->layout, i)) continue;
-        bool ours =
-            !s->auth || record_auth_scores(s->auth, p, &v->layout, i, v->desc.n_tokens) == 0;
-        if (ours && scores_finite(e, &v->layout, i, v->desc.n_tokens)) continue;
-        record_clear_scores(p, &v->layout, i); /* they are measured again; the KV is unharmed */
-        pthread_mutex_lock(&s->m);
-        *(ours ? &s->stats.corrupt : &s->stats.forged) += 1;
-        pthread_mutex_unlock(&s->m);
-    }
-    return STORE_MISS_NEVER;
+    return scores_finite(p, &v->layout, v->desc.n_tokens) ? STORE_MISS_NEVER : STORE_MISS_CORRUPT;
 }
 
 int group_check(const struct store *s, const struct entry *e, uint32_t group)

@@ -7,9 +7,7 @@
  * and is asked for that one: what was written before the option changed is not lost.
  * The copy is made when the write's turn comes, in RAM like everything, from bytes that agree with
  * their checksums, and only what is clean makes way for it. A record that cannot be converted is
- * not written. Conversion gives the same bytes whenever and wherever it runs, so scores that are
- * filled in later find the very header again: it is converted once more, and its first part
- * alone is written. */
+ * not written. */
 #include "tiers/store_load.h"
 
 bool codec_on(const struct store *s, unsigned tier)
@@ -63,33 +61,40 @@ static int convert(struct store *s, const struct entry *from, struct entry *to)
     if (record_open(from->part[0], from->layout.header_bytes, &v) < 0) return -EBADMSG;
     memset(to->part[0], 0, to->layout.header_bytes);
     record_init(to->part[0], &to->desc, &to->layout, v.tok);
+    memcpy(to->part[0] + to->layout.score_off, from->part[0] + from->layout.score_off,
+           sizeof(float) * d->n_tokens);
     for (uint32_t g = 0; g < from->layout.n_groups; g++) {
         uint8_t *dst = record_group(to->part, &to->layout, g);
         int r = group_check(s, from, g);
-        if (r == 0)
-            r = s->convert(record_group(from->part, &from->layout, g), d->dtype, n, d->K,
-                           to->desc.dtype, dst);
+        if (r < 0) return r;
+        const uint8_t *src = record_group(from->part, &from->layout, g);
+        if (d->dtype == to->desc.dtype)
+            memcpy(dst, src, from->layout.group_bytes);
+        else
+            r = s->convert(src, d->dtype, n, d->K, to->desc.dtype, dst);
         if (r < 0) return r;
         memset(dst + to->layout.group_bytes, 0, to->layout.group_stride - to->layout.group_bytes);
     }
-    record_seal(to->part, &to->layout);
-    int r = s->auth ? record_sign(s->auth, to->part, &to->layout) : 0;
-    memcpy((uint8_t *)to->part[0] + to->layout.score_off, from->part[0] + from->layout.score_off,
-           RECORD_SCORE_COUNT * (size_t)from->layout.score_stride);
-    return r;
+    return 0;
 }
 
-int codec_copy(struct store *s, const struct entry *e, struct entry **ret)
+int codec_copy(struct store *s, const struct entry *e, enum kn_dtype dtype, bool revision,
+               struct entry **ret)
 {
     struct record_layout l;
     struct record_desc d = e->desc;
-    d.dtype = KN_Q8;
-    layout_as(e, KN_Q8, &l);
-    struct entry *c = entry_create(s, &d, &l, ENTRY_DEAD); /* no lookup ever sees it */
+    d.dtype = dtype;
+    layout_as(e, dtype, &l);
+    struct entry *c = entry_create(s, &d, &l, ENTRY_DEAD); /* no lookup sees it */
     if (!c) return -ENOMEM;
     c->modest = true;
+    c->ns_known = revision; /* and charged to it */
     pthread_mutex_lock(&s->m);
-    int r = entry_enter_apart(s, c);
+    int r = revision && e->state != ENTRY_READY ? -ENOENT : entry_enter_apart(s, c);
+    if (r == 0 && revision) {
+        link_insert_after(&s->all, &c->all);
+        link_insert_after(&s->revisions, &c->loads);
+    }
     pthread_mutex_unlock(&s->m);
     if (r < 0) {
         mem_free(c);

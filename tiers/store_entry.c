@@ -85,13 +85,12 @@ static void entry_reap(struct store *s, struct entry *e)
     held_set(sh, e, 0, 0);
     pthread_mutex_unlock(&sh->m);
     link_remove(&e->all);
+    link_remove(&e->loads); /* of a revision */
     for (uint32_t i = 0; i < e->layout.n_parts; i++)
         if (e->part[i]) pool_free(&s->pool, e->part[i], record_part_bytes(&e->layout, i));
     ASSERT(s->stats.used_bytes >= e->cost.all_bytes);
     s->stats.used_bytes -= e->cost.all_bytes;
     if (e->cost.quota_bytes) quota_refund(&s->quota, e->desc.ns_hash, e->cost.quota_bytes);
-    for (int i = 0; i < RECORD_SCORE_COUNT; i++)
-        mem_free(e->scores_later[i].score);
     mem_free(e);
 }
 
@@ -157,7 +156,7 @@ bool entry_drop(struct store *s, struct entry *e, enum store_miss why, bool evic
     }
     bool pinned = e->admin_pinned;
     e->admin_pinned = false;
-    key_map_remove(&sh->index, &e->in_index);
+    if (shard_find(sh, &e->desc.key) == e) key_map_remove(&sh->index, &e->in_index);
     e->state = ENTRY_DEAD;
     e->cancel = 1;
     if (was == ENTRY_LOADING && e->status == 0) e->status = -EIO;
@@ -240,7 +239,7 @@ void entry_touch(struct store *s, struct entry *e)
             e->write.clean &= (uint8_t)~1u;
             e->write.want |= 1;
         }
-        if (s->direct && again) write_queue(s, e, e->write.want & 1, false);
+        if (s->direct && again) write_queue(s, e, e->write.want & 1);
         have = e->write.clean;
     }
     pthread_mutex_unlock(&s->m);
@@ -299,12 +298,12 @@ struct entry *pick_victim(struct store *s, const struct tier_key *incoming, cons
     return n ? (struct entry *)(void *)((char *)n - offsetof(struct entry, node)) : NULL;
 }
 
-/* m held. One makes way for e. */
-static bool make_way(struct store *s, struct entry *e)
+/* m held. One (of namespace *ns if given) makes way for e. */
+static bool make_way(struct store *s, const struct entry *e, const uint64_t *ns)
 {
     struct entry *v;
-    if (!e->modest) return evict_one(s, &e->desc.key, NULL);
-    while ((v = pick_victim(s, &e->desc.key, NULL, PICK_CLEAN)) != NULL)
+    if (!e->modest) return evict_one(s, &e->desc.key, ns);
+    while ((v = pick_victim(s, &e->desc.key, ns, PICK_CLEAN)) != NULL)
         if (entry_drop(s, v, STORE_MISS_EVICTED, true)) return true;
     return false;
 }
@@ -337,7 +336,7 @@ static int quota_room(struct store *s, const struct entry *e, uint64_t bytes)
 {
     if (!e->ns_known) return 0;
     for (uint64_t over; (over = quota_over(&s->quota, e->desc.ns_hash, bytes)) > 0;)
-        if (over == UINT64_MAX || !evict_one(s, &e->desc.key, &e->desc.ns_hash)) return -ENOSPC;
+        if (over == UINT64_MAX || !make_way(s, e, &e->desc.ns_hash)) return -ENOSPC;
     return 0;
 }
 
@@ -364,7 +363,7 @@ static int parts_alloc(struct store *s, struct entry *e, uint32_t n_parts, bool 
     for (uint32_t i = n_parts; i-- > 0;) {
         if (e->part[i]) continue;
         while (!(e->part[i] = pool_alloc(&s->pool, record_part_bytes(&e->layout, i)))) {
-            if (make_way(s, e)) {
+            if (make_way(s, e, NULL)) {
                 *evicted = true;
                 continue;
             }
@@ -392,7 +391,7 @@ static int take_room(struct store *s, struct entry *e, uint32_t n_parts, uint64_
     int r = quota_room(s, e, e->cost.all_bytes - e->cost.quota_bytes + parts + meta);
     if (r < 0) return r;
     while (st->used_bytes > st->budget_bytes - parts - meta) {
-        if (!make_way(s, e)) return -ENOSPC;
+        if (!make_way(s, e, NULL)) return -ENOSPC;
         evicted = true;
     }
     r = parts_alloc(s, e, n_parts, &evicted);
@@ -446,19 +445,27 @@ struct entry *entry_find(struct store *s, const struct tier_key *k)
     return e;
 }
 
+struct entry *entry_hold(struct store *s, const struct tier_key *k)
+{
+    struct shard *sh = shard_of(s, k);
+    pthread_mutex_lock(&sh->m);
+    struct entry *e = shard_find(sh, k);
+    if (e && e->state != ENTRY_READY) e = NULL;
+    if (e) {
+        e->refs++;
+        held_update(sh, e);
+    }
+    pthread_mutex_unlock(&sh->m);
+    return e;
+}
+
 /* ---- queues to the tiers ---- */
 
-void write_queue(struct store *s, struct entry *e, uint8_t mask, bool head_only)
+void write_queue(struct store *s, struct entry *e, uint8_t mask)
 {
     for (unsigned i = 0; i < s->n_tiers; i++) {
-        uint8_t bit = (uint8_t)(1u << i);
-        if (!(mask & bit) || e->write.under_way & bit) continue;
-        if (!link_alone(&e->write.queue[i])) {
-            if (!head_only) e->write.head_only &= (uint8_t)~bit;
-            continue;
-        }
-        e->write.head_only =
-            (uint8_t)(head_only ? e->write.head_only | bit : e->write.head_only & ~bit);
+        bool here = e->write.under_way >> i & 1 || !link_alone(&e->write.queue[i]);
+        if (!(mask >> i & 1) || here) continue;
         link_insert_after(s->tier[i].queue.prev, &e->write.queue[i]);
         s->n_queued++;
         s->work = true;

@@ -50,14 +50,15 @@ void policy_insert(struct store *s, struct entry *e); /* m held */
 /* m held. Charged, with all its memory, but not in the index: one reference is the caller's. */
 int entry_enter_apart(struct store *s, struct entry *e);
 struct entry *entry_find(struct store *s, const struct tier_key *k); /* m held, while it is */
+/* No lock held. A whole one, with a reference for the caller; NULL: none. */
+struct entry *entry_hold(struct store *s, const struct tier_key *k);
 
 /* m held. Memory of parts goes back; no tier has the entry. */
 void parts_free(struct store *s, struct entry *e);
 /* No lock held. Drop it as what the check said; `there`: out of the tier that it came from, too. */
 void entry_reject(struct entry *e, int status, bool there);
-/* m held. Queue the entry for the tiers in `mask`, whole or (where they have it) its header. */
-void write_queue(struct store *s, struct entry *e, uint8_t mask, bool head_only);
-void write_unqueue(struct store *s, struct entry *e); /* m held */
+void write_queue(struct store *s, struct entry *e, uint8_t mask); /* m held. For these tiers. */
+void write_unqueue(struct store *s, struct entry *e);             /* m held */
 
 /* ---- store.c ---- */
 void store_arena_register(struct store *s, void *base, uint64_t bytes); /* no lock held */
@@ -65,8 +66,8 @@ size_t store_n_ghosts(uint64_t budget_bytes);
 /* ---- store_maintain.c ---- */
 void *store_maintain(void *store); /* the maintenance thread */
 /* ---- store_write.c ---- */
-/* Shard's lock held: no tier reads the header. */
-void scores_write(struct entry *e, enum record_score kind, const float *score,
-                  const struct record_score_sum *sum);
+/* m held. An operator removes that record, or those of a namespace, or all: versions of them that
+ * are being made must not come back. NULL: whatever. */
+void revisions_cancel(struct store *s, const struct tier_key *k, const uint64_t *ns_hash);
 
 #endif

@@ -51,8 +51,8 @@ struct write_slot {
     struct store *s;
     unsigned tier;
     uint64_t start_ns;
-    bool head_only, settled; /* settled: without asking the device */
-    struct entry *as;        /* its copy in the tier's codec, or NULL */
+    bool settled;     /* without asking the device */
+    struct entry *as; /* its copy in the tier's codec, or NULL */
 };
 struct store_tier {
     struct tier *t;
@@ -115,6 +115,7 @@ struct store {
     double pin_share_max; /* of RAM that administrators may pin; tests say more */
     struct entry_link all, loads,
         probation; /* newest first (dead ones too), any order, oldest last */
+    struct entry_link revisions;
     uint64_t n_queued, n_writes, leaving_bytes;
     unsigned n_others; /* callbacks that call other tiers just now */
     unsigned expire_shard;
@@ -133,8 +134,9 @@ struct store_pin {
     struct store *s;
     struct tier_key key;
     enum kn_dtype dtype;
-    struct side *side;  /* once it was asked for */
-    const int32_t *tok; /* until it has settled */
+    uint32_t n_contexts; /* of a record on a device */
+    struct side *side;   /* once it was asked for */
+    const int32_t *tok;  /* until it has settled */
     size_t n;
     uint64_t wait_ns, deadline_ns;
     int from; /* tier, -1 RAM */

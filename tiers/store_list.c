@@ -16,6 +16,8 @@ static struct store_info info_of(struct store *s, const struct entry *e)
     struct store_info i = {.key = e->desc.key,
                            .kind = e->desc.kind,
                            .n_tokens = e->desc.n_tokens,
+                           .n_contexts = e->desc.n_contexts,
+                           .context_tokens = e->desc.context_tokens,
                            .dtype = e->desc.dtype,
                            .size_bytes = e->cost.all_bytes,
                            .hits = e->hits,
@@ -27,7 +29,6 @@ static struct store_info info_of(struct store *s, const struct entry *e)
                            .building = e->state == ENTRY_BUILDING,
                            .tier = "ram",
                            .tiers = "ram"};
-    memcpy(i.scored, e->scored, sizeof i.scored);
     pthread_mutex_unlock(&sh->m);
     return i;
 }
@@ -270,15 +271,7 @@ static int check_all(const struct store *s, const struct entry *e)
 /* 1 sound, 0 absent, -EBADMSG. */
 static int verify_ram(struct store *s, const struct tier_key *k, uint32_t *ret_n)
 {
-    struct shard *sh = shard_of(s, k);
-    pthread_mutex_lock(&sh->m);
-    struct entry *e = shard_find(sh, k);
-    if (e && e->state != ENTRY_READY) e = NULL;
-    if (e) {
-        e->refs++;
-        held_update(sh, e);
-    }
-    pthread_mutex_unlock(&sh->m);
+    struct entry *e = entry_hold(s, k);
     if (!e) return 0;
     *ret_n = e->desc.n_tokens;
     int r = check_all(s, e);

@@ -82,12 +82,12 @@ static enum store_miss header_take(struct store *s, struct entry *e)
     e->desc.created_ms = v.desc.created_ms;
     e->desc.expires_ms = v.desc.expires_ms;
     e->desc.kind = v.desc.kind;
+    e->desc.n_contexts = v.desc.n_contexts;
+    e->desc.context_tokens = v.desc.context_tokens;
     if (v.desc.dtype != e->desc.dtype) {
         e->desc.dtype = v.desc.dtype;
         e->layout = v.layout;
     }
-    for (int i = 0; i < RECORD_SCORE_COUNT; i++)
-        e->scored[i] = record_scored(e->part[0], &e->layout, i);
     pthread_mutex_unlock(&sh->m);
     e->ns_known = true;
     if (v.desc.expires_ms) s->expiring = true; /* with tiers, maintenance ticks anyway */
@@ -261,7 +261,7 @@ static void load_done(struct store *s, struct entry *e)
         e->write.clean = clean;
         e->write.want = want;
         entry_ready(s, e);
-        write_queue(s, e, want & s->behind, false);
+        write_queue(s, e, want & s->behind);
     }
     pthread_mutex_unlock(&s->m);
     entry_unref(s, e);

@@ -14,20 +14,23 @@ bool codec_on(const struct store *s, unsigned tier); /* what sinks there is conv
 void codec_shape(struct store *s, struct entry *e, unsigned tier, bool other);
 /* Does what a header says fit the memory that was taken, maybe in the other dtype? */
 bool codec_adopt(const struct entry *e, const struct record_view *v);
-/* No lock held, e held. A copy in 8 bits, apart from the index; the reference is the caller's. 0,
- * -EBADMSG the record is damaged, -ERANGE a value does not fit, -ENOSPC, -ENOMEM. */
-int codec_copy(struct store *s, const struct entry *e, struct entry **ret);
+/* No lock held, e held. A copy in that dtype, apart from the index and not sealed; the reference is
+ * the caller's. `revision`: that may be committed (then -ENOENT: e has left the index). 0,
+ * -EBADMSG, -EKEYREJECTED the record is damaged, -ERANGE a value does not fit, -ENOSPC, -ENOMEM. */
+int codec_copy(struct store *s, const struct entry *e, enum kn_dtype dtype, bool revision,
+               struct entry **ret);
 
 /* ---- store_check.c ---- */
 /* The header in e's part 0: a sound one of its key and this store (NEVER), or why not. */
 enum store_miss header_check(const struct store *s, const struct entry *e, struct record_view *ret);
-/* Its header's and its scores' tags; wrong scores are cleared. FORGED, or NEVER: nothing is wrong.
- */
-enum store_miss header_auth(struct store *s, struct entry *e, const struct record_view *v);
+/* Its tag, and its scores are numbers: FORGED, CORRUPT, or NEVER: nothing is wrong. */
+enum store_miss header_auth(const struct store *s, const struct entry *e,
+                            const struct record_view *v);
 /* A group that came from a tier and was not checked yet: by its tag, and for numbers; any other by
  * its checksum. 0, -EBADMSG, -EKEYREJECTED its tag alone is wrong. */
 int group_check(const struct store *s, const struct entry *e, uint32_t group);
 int groups_check(const struct store *s, const struct entry *e); /* all of them */
+bool scores_finite(const uint8_t *header, const struct record_layout *l, uint32_t n);
 
 /* ---- store_load.c ---- */
 /* Ask the tiers from `from` on, until one takes the read, for a LOADING entry that was entered; its

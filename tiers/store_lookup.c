@@ -160,6 +160,7 @@ static int direct_lookup(struct store *s, const struct store_ask *a, struct stor
     p->s = s;
     p->key = a->key;
     p->dtype = v.desc.dtype;
+    p->n_contexts = v.desc.n_contexts;
     p->from = 0;
     pthread_mutex_lock(&s->m);
     s->tier[0].hits++;
@@ -363,14 +364,11 @@ static bool fall_back(struct store_pin *p)
 {
     struct store *s = p->s;
     struct shard *sh = shard_of(s, &p->key);
-    const struct record_layout *l = tier_gpu_layout(p->there);
-    const uint8_t *header = tier_gpu_header(p->there);
     pthread_mutex_lock(&sh->m);
     struct entry *e = shard_find(sh, &p->key);
     bool here =
-        e && e->state == ENTRY_READY && e->desc.dtype == p->dtype &&
-        e->layout.record_bytes == l->record_bytes &&
-        tokens_same(e, (const int32_t *)(const void *)(header + l->token_off), e->desc.n_tokens);
+        e && e->state == ENTRY_READY &&
+        record_same(e->part[0], tier_gpu_header(p->there)); /* never a mix of two versions */
     if (here) attach(sh, e, p);
     pthread_mutex_unlock(&sh->m);
     if (!here) return false;
@@ -438,40 +436,18 @@ const char *store_pin_tier(const struct store_pin *p)
     return p->from < 0 ? "ram" : s->tier[p->from].t->name;
 }
 
-bool store_pin_scored(const struct store_pin *p, enum record_score kind)
+uint32_t store_pin_contexts(const struct store_pin *p)
 {
-    if (p->there) return tier_gpu_scored(p->there, kind);
-    struct entry *e = p->e;
-    struct shard *sh = shard_of(e->store, &e->desc.key);
-    pthread_mutex_lock(&sh->m);
-    bool scored = e->scored[kind];
-    pthread_mutex_unlock(&sh->m);
-    return scored;
+    return p->there ? p->n_contexts : p->e->desc.n_contexts;
 }
 
-int store_pin_scores(struct store_pin *p, enum record_score kind, float *ret)
+int store_pin_scores(const struct store_pin *p, float *ret)
 {
-    uint64_t want = 0;
-    uint32_t n = (uint32_t)p->n;
-    if (p->there)
-        return tier_gpu_scores(p->there, kind, n, ret, &want) == 1 &&
-               record_score_hash(kind, ret, n) == want;
-    struct entry *e = p->e;
-    struct store *s = e->store;
-    struct shard *sh = shard_of(s, &e->desc.key);
-    pthread_mutex_lock(&sh->m);
-    int r = record_get_scores(e->part[0], &e->layout, kind, e->desc.n_tokens, ret, &want);
-    pthread_mutex_unlock(&sh->m);
-    if (r == 0 || record_score_hash(kind, ret, e->desc.n_tokens) == want) return r;
-    /* Damaged scores are scores not yet filled in: the KV groups are unharmed. */
-    pthread_mutex_lock(&s->m);
-    s->stats.corrupt++;
-    pthread_mutex_lock(&sh->m);
-    e->scored[kind] = false;
-    if (!e->write.under_way) record_clear_scores(e->part[0], &e->layout, kind);
-    pthread_mutex_unlock(&sh->m);
-    pthread_mutex_unlock(&s->m);
-    return 0;
+    const struct record_layout *l = p->there ? tier_gpu_layout(p->there) : &p->e->layout;
+    const uint8_t *header = p->there ? tier_gpu_header(p->there) : p->e->part[0];
+    if (store_pin_contexts(p) == 0) return 0;
+    memcpy(ret, header + l->score_off, sizeof *ret * p->n);
+    return 1;
 }
 
 uint64_t store_pin_missing(const struct store_pin *p)

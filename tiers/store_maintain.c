@@ -26,21 +26,19 @@ static void write_learn(struct store *s, struct write_slot *w, int status)
     struct entry *e = w->e;
     uint64_t now = clock_ns();
     uint8_t bit = (uint8_t)(1u << w->tier);
-    bool head_only = w->head_only, again = false;
+    bool again = false;
     enum breaker_result result = BREAKER_OK;
     bool silent = w->settled || status == -EAGAIN || status == -ECANCELED;
     switch (status) {
     case 0:
         e->write.clean |= bit;
         e->write.want &= (uint8_t)~bit;
+        e->write.replace &= (uint8_t)~bit;
         e->write.tries = 0;
         break;
     case -EAGAIN:
         t->retry_ns = now + RETRY_NS;
         again = true;
-        break;
-    case -ENOENT: /* of a header: the record is not there any more */
-        e->write.clean &= (uint8_t)~bit;
         break;
     case -EPERM:
     case -ENOSPC: /* the tier does not want it, and its stat says why */
@@ -49,7 +47,7 @@ static void write_learn(struct store *s, struct write_slot *w, int status)
     default:
         result = status == -ETIMEDOUT ? BREAKER_TIMEOUT : BREAKER_FAILED;
         again = ++e->write.tries < WRITE_TRIES;
-        if (again || head_only) break;
+        if (again) break;
         e->write.want &= (uint8_t)~bit;
         s->stats.lost += !s->closing;
     }
@@ -57,25 +55,7 @@ static void write_learn(struct store *s, struct write_slot *w, int status)
         breaker_forget(&t->breaker, w->start_ns);
     else
         breaker_report(&t->breaker, result, w->start_ns, now);
-    if (again && e->state == ENTRY_READY && !s->closing) write_queue(s, e, bit, head_only);
-}
-
-/* m held. Scores that came while tiers read the header; false: none did. */
-static bool scores_apply(struct entry *e)
-{
-    struct shard *sh = shard_of(e->store, &e->desc.key);
-    bool any = false;
-    pthread_mutex_lock(&sh->m);
-    for (int i = 0; i < RECORD_SCORE_COUNT; i++) {
-        struct entry_scores *l = &e->scores_later[i];
-        if (!l->score) continue;
-        scores_write(e, i, l->score, &l->sum);
-        mem_free(l->score);
-        l->score = NULL;
-        any = true;
-    }
-    pthread_mutex_unlock(&sh->m);
-    return any;
+    if (again && e->state == ENTRY_READY && !s->closing) write_queue(s, e, bit);
 }
 
 static void write_end(struct write_slot *w, int status)
@@ -86,14 +66,15 @@ static void write_end(struct write_slot *w, int status)
     if (as) entry_unref(s, as); /* before anybody may see that nothing moves any more */
     pthread_mutex_lock(&s->m);
     e->write.under_way &= (uint8_t) ~(1u << w->tier);
+    bool purge = e->write.purge >> w->tier & 1 && status == 0;
+    pthread_mutex_unlock(&s->m);
+    if (purge) (void)t->t->ops->remove(t->t, &e->desc.key, true); /* no newer one is there yet */
+    pthread_mutex_lock(&s->m);
     write_learn(s, w, status);
     if (e->write.leaving && !entry_wanted(s, e)) { /* the evictor meets it again, clean */
         e->write.leaving = false;
         s->leaving_bytes -= e->cost.all_bytes;
     }
-    if (!e->write.under_way && scores_apply(e) && e->state == ENTRY_READY)
-        write_queue(s, e, e->write.clean, true);
-    bool purge = e->write.purge && status == 0;
     w->e = NULL;
     t->n_writes--;
     s->n_writes--;
@@ -101,7 +82,6 @@ static void write_end(struct write_slot *w, int status)
     pthread_cond_signal(&s->wake);
     if (s->n_queued + s->n_writes == 0) pthread_cond_broadcast(&s->idle);
     pthread_mutex_unlock(&s->m);
-    if (purge) (void)t->t->ops->remove(t->t, &e->desc.key, true);
     entry_unref(s, e);
 }
 
@@ -122,7 +102,6 @@ static struct write_slot *write_begin(struct store *s, unsigned i, uint64_t now)
     ASSERT(w < t->slot + WRITES_MAX);
     link_remove(&e->write.queue[i]);
     s->n_queued--;
-    bool head_only = e->write.head_only >> i & 1;
     e->write.under_way |= (uint8_t)(1u << i);
     pthread_mutex_lock(&sh->m);
     e->refs++;
@@ -131,11 +110,10 @@ static struct write_slot *write_begin(struct store *s, unsigned i, uint64_t now)
     t->n_writes++;
     s->n_writes++;
     *w = (struct write_slot){.e = e, .s = s, .tier = i, .start_ns = now};
-    w->head_only = head_only && e->layout.n_parts > 1;
     w->op = (struct tier_op){.key = e->desc.key,
                              .layout = &e->layout,
                              .part = e->part,
-                             .part_hi = head_only ? 1 : e->layout.n_parts,
+                             .part_hi = e->layout.n_parts,
                              .prio = TIER_BEHIND,
                              .on_done = write_on_done,
                              .ctx = w};
@@ -148,15 +126,17 @@ static int write_convert(struct write_slot *w)
 {
     struct store *s = w->s;
     struct entry *e = w->e;
-    int r = e->desc.dtype == KN_Q8 ? 0 : codec_copy(s, e, &w->as);
+    int r = e->desc.dtype == KN_Q8 ? 0 : codec_copy(s, e, KN_Q8, false, &w->as);
     if (w->as) {
+        record_seal(w->as->part, &w->as->layout);
+        if (s->auth) r = record_sign(s->auth, w->as->part, &w->as->layout);
         w->op.layout = &w->as->layout;
         w->op.part = w->as->part;
-        w->op.part_hi = w->head_only ? 1 : w->as->layout.n_parts;
+        w->op.part_hi = w->as->layout.n_parts;
     }
     if (r == 0) return 0;
     pthread_mutex_lock(&s->m);
-    if (!w->head_only) s->stats.lost += !s->closing;
+    s->stats.lost += !s->closing;
     pthread_mutex_unlock(&s->m);
     if (r == -EBADMSG || r == -EKEYREJECTED) entry_reject(e, r, r == -EKEYREJECTED);
     w->settled = true;
@@ -175,22 +155,33 @@ static int write_verify(struct write_slot *w)
     return -ENOSPC;
 }
 
+/* m held. Is another version of what comes next being written? The later one must end later. */
+static bool older_under_way(const struct store *s, unsigned i)
+{
+    const struct store_tier *t = &s->tier[i];
+    const struct entry *next = LINK_ENTRY(t->queue.next, write.queue[i]);
+    for (int n = 0; n < WRITES_MAX; n++)
+        if (t->slot[n].e && tier_key_same(&t->slot[n].e->desc.key, &next->desc.key)) return true;
+    return false;
+}
+
 /* m held; let go meanwhile. */
 static void pump(struct store *s, unsigned i)
 {
     struct store_tier *t = &s->tier[i];
     while (!s->closing && t->n_writes < WRITES_MAX && !link_alone(&t->queue)) {
         uint64_t now = clock_ns();
+        if (older_under_way(s, i)) break; /* that write's end wakes the thread */
         if (now < t->retry_ns || !breaker_allow(&t->breaker, now)) break;
         struct write_slot *w = write_begin(s, i, now);
-        bool head_only = w->head_only;
+        bool replace = w->e->write.replace >> i & 1;
         pthread_mutex_unlock(&s->m);
-        int here = t->t->shared ? -EAGAIN : t->t->ops->find(t->t, &w->op.key);
-        w->settled = here == (head_only ? 0 : 1); /* gone, or there by now: nothing to move */
+        /* There by now: nothing to move. */
+        w->settled = !replace && !t->t->shared && t->t->ops->find(t->t, &w->op.key) == 1;
         int r = w->settled || !codec_on(s, i) ? 0 : write_convert(w);
-        if (r == 0 && !w->settled && t->t == s->direct && !head_only) r = write_verify(w);
+        if (r == 0 && !w->settled && t->t == s->direct) r = write_verify(w);
         if (r == 0 && !w->settled) r = t->t->ops->write(t->t, &w->op);
-        if (w->settled || r < 0) write_end(w, w->settled && head_only ? -ENOENT : r);
+        if (w->settled || r < 0) write_end(w, r);
         pthread_mutex_lock(&s->m);
     }
 }
@@ -263,7 +254,7 @@ static void evict_ahead(struct store *s)
         e->write.leaving = true;
         s->leaving_bytes += e->cost.all_bytes;
         n_leaving++;
-        write_queue(s, e, entry_wanted(s, e), false);
+        write_queue(s, e, entry_wanted(s, e));
     }
     s->evict_now =
         (more || s->leaving_bytes > 0) && s->stats.used_bytes > water_bytes(s, WATER_LOW_PCT);

@@ -6,8 +6,9 @@
  * under a budget of its own, which the store's budget holds in reserve. Least recently used ones
  * make way, those in use do not. It goes when the record does: damaged, expired, stale, removed,
  * evicted with no copy below, or found to have left the last tier by the next lookup. It carries
- * the hash of the token ids that it belongs to and a checksum of its own, which every first use by
- * a pin verifies. One lock, below all others. */
+ * the hash of the token ids and contexts that it belongs to, so that no pin of another version
+ * takes it, and a checksum of its own; every first use by a pin verifies both. One lock, below all
+ * others. */
 
 #include "tiers/store_load.h"
 
@@ -20,7 +21,7 @@ enum {
 struct side {
     struct key_node in_table; /* first */
     struct entry_link lru;    /* alone: out of the table, lives while refs > 0 */
-    uint64_t ns_hash, tok_hash, sum, bytes, cost_bytes;
+    uint64_t ns_hash, of, sum, bytes, cost_bytes; /* of: side_of() its record */
     enum kn_dtype dtype;
     uint32_t refs; /* pins; the table's own is not counted */
     uint8_t data[];
@@ -109,11 +110,33 @@ void side_used(struct store *s, const struct tier_key *k)
     if (s->sides.layer) (void)side_use(&s->sides, k, false);
 }
 
+/* What is the same of a record in whatever form, and another number for another version of it. */
+static uint64_t side_of(const struct entry *e)
+{
+    const struct record_desc *d = &e->desc;
+    return record_bytes_hash(e->part[0] + e->layout.token_off, 4ull * d->n_tokens) +
+           ((uint64_t)d->n_contexts << 32 | d->context_tokens);
+}
+
+/* Is it kept by now? One of another version goes. */
+static bool is_kept(struct sides *t, const struct entry *e, uint64_t of)
+{
+    pthread_mutex_lock(&t->m);
+    struct side *d = side_find(t, &e->desc.key);
+    bool kept = d && d->of == of;
+    if (d && !kept) take_out(t, d);
+    pthread_mutex_unlock(&t->m);
+    if (kept) side_used(e->store, &e->desc.key);
+    return kept;
+}
+
 void side_keep(struct store *s, const struct entry *e)
 {
     struct sides *t = &s->sides;
     const struct record_layout *l = &e->layout;
-    if (!t->layer || e->desc.kind != TIER_CHUNK || side_use(t, &e->desc.key, false)) return;
+    if (!t->layer || e->desc.kind != TIER_CHUNK) return;
+    const uint64_t of = side_of(e);
+    if (is_kept(t, e, of)) return;
     uint64_t bytes = l->group_bytes / 2, cost = sizeof(struct side) + bytes + SIDE_HEAP_OVERHEAD;
     if (group_check(s, e, t->layer - 1) < 0) return; /* a reader will find it out */
     struct side *d = NULL;
@@ -125,13 +148,13 @@ void side_keep(struct store *s, const struct entry *e)
     if (d) {
         *d = (struct side){.in_table.key = e->desc.key,
                            .ns_hash = e->desc.ns_hash,
+                           .of = of,
                            .bytes = bytes,
                            .cost_bytes = cost,
                            .dtype = e->desc.dtype};
         link_init(&d->lru);
         memcpy(d->data, record_group(e->part, l, t->layer - 1), bytes);
         d->sum = record_bytes_hash(d->data, bytes);
-        d->tok_hash = record_bytes_hash(e->part[0] + l->token_off, 4ull * e->desc.n_tokens);
     }
     pthread_mutex_lock(&t->m);
     if (d && !side_find(t, &e->desc.key)) {
@@ -189,11 +212,9 @@ int store_pin_side(struct store_pin *p, unsigned layer, const void **ret_k,
     if (!p->side) {
         struct side *d = side_use(&s->sides, &e->desc.key, true);
         if (!d) return 0;
-        const uint8_t *tok = e->part[0] + e->layout.token_off;
-        bool ours = d->tok_hash == record_bytes_hash(tok, 4ull * e->desc.n_tokens);
-        bool sound = d->sum == record_bytes_hash(d->data, d->bytes);
+        bool ours = d->of == side_of(e), sound = d->sum == record_bytes_hash(d->data, d->bytes);
         if (!ours || !sound) {
-            side_drop(s, &e->desc.key);
+            if (!sound) side_drop(s, &e->desc.key);
             side_unref(s, d);
             pthread_mutex_lock(&s->m);
             s->stats.corrupt += !sound;

@@ -1,7 +1,7 @@
-/* Records into the store: claims, writers, scores. */
+/* Records into the store: claims, writers, new versions. */
 #include "tiers/store_write.h"
 
-#include "tiers/store_entry.h"
+#include "tiers/store_load.h"
 
 /* chosen: longer than a thousand years is for ever, and fits whatever a tier counts in. */
 static const uint64_t TTL_MS_MAX = 1000ull * 366 * 86400000;
@@ -64,6 +64,25 @@ void store_writer_layer(struct store_writer *w, unsigned layer, void **ret_k, vo
     *ret_v = k + e->layout.group_bytes / 2;
 }
 
+const struct record_desc *store_writer_desc(const struct store_writer *w)
+{
+    return &((const struct entry *)w)->desc;
+}
+
+float *store_writer_scores(struct store_writer *w)
+{
+    struct entry *e = (struct entry *)w;
+    return (float *)(void *)(e->part[0] + e->layout.score_off);
+}
+
+void store_writer_behind(struct store_writer *w, uint32_t n_contexts, uint32_t context_tokens)
+{
+    struct entry *e = (struct entry *)w;
+    e->desc.n_contexts = n_contexts;
+    e->desc.context_tokens = context_tokens;
+    record_set_contexts(e->part[0], n_contexts, context_tokens);
+}
+
 /* -ERANGE: what was computed are no numbers. */
 static int seal(const struct store *s, const struct entry *e)
 {
@@ -71,23 +90,16 @@ static int seal(const struct store *s, const struct entry *e)
     const size_t n = 2 * (size_t)d->n_tokens * d->G * d->K;
     for (uint32_t g = 0; g < e->layout.n_groups && s->finite; g++)
         if (!s->finite(record_group(e->part, &e->layout, g), d->dtype, n, d->K)) return -ERANGE;
+    if (s->finite && !scores_finite(e->part[0], &e->layout, d->n_tokens)) return -ERANGE;
     record_seal(e->part, &e->layout);
     return s->auth ? record_sign(s->auth, e->part, &e->layout) : 0;
 }
 
-int store_commit(struct store_writer *w)
+/* ---- a record that is built ---- */
+
+static int commit_new(struct store *s, struct entry *e)
 {
-    struct entry *e = (struct entry *)w;
-    struct store *s = e->store;
     uint8_t want = 0, have = 0;
-    int r = seal(s, e);
-    if (r < 0) {
-        store_abort(w);
-        return r;
-    }
-    for (uint32_t i = 0; i < e->layout.n_parts; i++)
-        e->part_ok[i] = 1;
-    side_keep(s, e);
     for (unsigned i = 0; i < s->n_tiers; i++) {
         struct store_tier *t = &s->tier[i];
         int found = t->t->shared ? 0 : t->t->ops->find(t->t, &e->desc.key);
@@ -99,9 +111,106 @@ int store_commit(struct store_writer *w)
     e->write.clean = have;
     entry_ready(s, e);
     s->stats.puts++;
-    write_queue(s, e, want & s->behind, false);
+    write_queue(s, e, want & s->behind);
     pthread_mutex_unlock(&s->m);
     return 0;
+}
+
+/* ---- a new version of one ---- */
+
+/* Is apart from the index until it is committed. */
+static bool is_revision(const struct entry *e)
+{
+    return e->state == ENTRY_DEAD;
+}
+
+void revisions_cancel(struct store *s, const struct tier_key *k, const uint64_t *ns_hash)
+{
+    for (struct entry_link *l = s->revisions.next; l != &s->revisions; l = l->next) {
+        struct entry *e = LINK_ENTRY(l, loads);
+        if (k && !tier_key_same(&e->desc.key, k)) continue;
+        if (ns_hash && e->desc.ns_hash != *ns_hash) continue;
+        e->cancel = 1;
+    }
+}
+
+int store_revise(struct store *s, const struct tier_key *k, struct store_writer **ret)
+{
+    struct entry *old = entry_hold(s, k), *e = NULL;
+    if (!old) return 0;
+    int r = entry_expired(old, wall_ms()) ? -ENOENT : codec_copy(s, old, s->ident.dtype, true, &e);
+    if (r == -EBADMSG || r == -EKEYREJECTED) entry_reject(old, r, r == -EKEYREJECTED);
+    entry_unref(s, old);
+    *ret = (struct store_writer *)e;
+    if (r < 0) return r == -ENOENT ? 0 : r == -EKEYREJECTED ? -EBADMSG : r;
+    return 1;
+}
+
+/* m held. Into the index, in place of the version that is there: a lookup finds one of the two. */
+static void take_over(struct store *s, struct entry *e, struct entry *old)
+{
+    struct shard *sh = shard_of(s, &e->desc.key);
+    link_remove(&e->loads);
+    pthread_mutex_lock(&sh->m);
+    const bool pinned = old && old->admin_pinned;
+    const double used_s = old ? old->used_s : clock_wall_s();
+    e->hits = old ? old->hits : 0;
+    e->admin_pinned = pinned;
+    e->refs++;
+    e->state = ENTRY_READY;
+    if (old) key_map_remove(&sh->index, &old->in_index);
+    key_map_insert(&sh->index, &e->in_index);
+    pthread_mutex_unlock(&sh->m);
+    if (pinned) {
+        s->stats.n_pinned++;
+        s->stats.pinned_bytes += e->cost.all_bytes;
+    }
+    if (old) {
+        e->probation = old->place == PLACE_PROBATION;
+        if (s->direct) old->write.purge |= old->write.under_way & 1;
+        (void)entry_drop(s, old, STORE_MISS_NEVER, false);
+    }
+    entry_ready(s, e);
+    if (e->hits > 1 && e->place == PLACE_ORDER) evict_hit(s->order, &e->node);
+    pthread_mutex_lock(&sh->m);
+    e->used_s = used_s; /* a new version is no use */
+    pthread_mutex_unlock(&sh->m);
+}
+
+static int commit_revision(struct store *s, struct entry *e)
+{
+    pthread_mutex_lock(&s->m);
+    struct entry *old = entry_find(s, &e->desc.key);
+    int r = e->cancel || entry_expired(e, wall_ms()) ? -ENOENT
+            : old && old->state != ENTRY_READY       ? -EBUSY
+                                                     : 0;
+    if (r == 0) {
+        e->write.want = e->write.replace = (uint8_t)((1u << s->n_tiers) - 1);
+        take_over(s, e, old);
+        write_queue(s, e, e->write.want & s->behind);
+    }
+    pthread_mutex_unlock(&s->m);
+    if (r < 0)
+        side_drop(s, &e->desc.key); /* it is of this version */
+    else if (s->direct)
+        (void)s->direct->ops->remove(s->direct, &e->desc.key, true);
+    entry_unref(s, e);
+    return r;
+}
+
+int store_commit(struct store_writer *w)
+{
+    struct entry *e = (struct entry *)w;
+    struct store *s = e->store;
+    int r = seal(s, e);
+    if (r < 0) {
+        store_abort(w);
+        return r;
+    }
+    for (uint32_t i = 0; i < e->layout.n_parts; i++)
+        e->part_ok[i] = 1;
+    side_keep(s, e);
+    return is_revision(e) ? commit_revision(s, e) : commit_new(s, e);
 }
 
 void store_abort(struct store_writer *w)
@@ -109,51 +218,27 @@ void store_abort(struct store_writer *w)
     if (!w) return;
     struct entry *e = (struct entry *)w;
     struct store *s = e->store;
+    if (is_revision(e)) {
+        entry_unref(s, e);
+        return;
+    }
     pthread_mutex_lock(&s->m);
     ASSERT(e->state == ENTRY_BUILDING);
     (void)entry_drop(s, e, STORE_MISS_NEVER, false);
     pthread_mutex_unlock(&s->m);
 }
 
-void scores_write(struct entry *e, enum record_score kind, const float *score,
-                  const struct record_score_sum *sum)
+int store_set_scores(struct store *s, const struct tier_key *k, const float *score, size_t n)
 {
-    record_set_scores(e->part[0], &e->layout, kind, score, e->desc.n_tokens, sum->hash);
-    record_set_score_tag(e->part[0], &e->layout, kind, sum->tag);
-    e->scored[kind] = true;
-}
-
-/* m and the shard's lock held. While a tier reads the header its bytes stay as they are. */
-static int scores_put(struct entry *e, enum record_score kind, const float *score, uint32_t n,
-                      const struct record_score_sum *sum)
-{
-    if (n != e->desc.n_tokens) return -EINVAL;
-    if (e->write.under_way) {
-        float *later = mem_alloc(4ull * n);
-        if (!later) return -ENOMEM;
-        memcpy(later, score, 4ull * n);
-        mem_free(e->scores_later[kind].score);
-        e->scores_later[kind] = (struct entry_scores){later, *sum};
-        return 1;
+    struct store_writer *w;
+    int r = store_revise(s, k, &w);
+    if (r != 1) return r;
+    if (n != store_writer_desc(w)->n_tokens) {
+        store_abort(w);
+        return -EINVAL;
     }
-    scores_write(e, kind, score, sum);
-    return 1;
-}
-
-int store_set_scores(struct store *s, const struct tier_key *k, enum record_score kind,
-                     const float *score, size_t n)
-{
-    if (n == 0 || n > RECORD_TOKENS_MAX) return -EINVAL;
-    struct shard *sh = shard_of(s, k);
-    struct record_score_sum sum;
-    int r = record_score_sum(s->auth, k, kind, score, (uint32_t)n, &sum);
-    if (r < 0) return r;
-    pthread_mutex_lock(&s->m);
-    pthread_mutex_lock(&sh->m);
-    struct entry *e = shard_find(sh, k);
-    if (e && e->state == ENTRY_READY) r = scores_put(e, kind, score, (uint32_t)n, &sum);
-    pthread_mutex_unlock(&sh->m);
-    if (r == 1 && !e->write.under_way) write_queue(s, e, e->write.clean, true);
-    pthread_mutex_unlock(&s->m);
-    return r;
+    memcpy(store_writer_scores(w), score, sizeof *score * n);
+    store_writer_behind(w, 1, 0);
+    r = store_commit(w);
+    return r < 0 ? r : 1;
 }

@@ -20,7 +20,7 @@ GUARD = {"state": "raised", "self_test": "ok", "sample": 0.02, "level": 2, "leve
          "level_below": None, "last_change": dict(MEANS, loss=None), "alarms": 1, "returns": 0,
          "shadows": {"done": 1, "pending": 2, "dropped": 3, "failed": 4}}
 RECORD = {"id": "ab" + "0" * 30, "kind": "chunk", "tokens": 512, "bytes": 2345678, "hits": 3, "tiers": "ram,nvme", "pinned": False,
-          "building": False, "scored": True, "age_s": 100.5, "idle_s": 59.9, "expires_s": 3599.5, "namespace": "acme",
+          "building": False, "contexts": 2, "context_tokens": 800, "age_s": 100.5, "idle_s": 59.9, "expires_s": 3599.5, "namespace": "acme",
           "namespace_hash": "0123456789abcdef"}
 TIER = {"shared": False, "records": 3, "hits": 4, "misses": {"never": 3, "gate": 1, "io": 0}, "evictions": 2, "expired": 1, "corrupt": 0,
         "capacity_bytes": 1 << 30, "used_bytes": 123456, "pinned_bytes": 0}
@@ -66,7 +66,7 @@ VIEWS = {
         dict(TIER, tier="ram", forged=1, lost=2, dirty=3, tail_age_s=4000),
         dict(TIER, tier="nvme", misses={"never": 0}, rejected={"budget": 2}, load_bytes_per_s=2.5e9, first_ms=0.51, errors=1, timeouts=2,
              breaker="closed", breaker_opened=3, write_budget_ratio=0.25, degraded="no io_uring")]}, ["tiers"]),
-    "/admin/chunks": ({"data": [RECORD, dict(RECORD, id="cd" + "1" * 30, pinned=True, namespace=None, idle_s=4000, scored=False)]}, ["ls"]),
+    "/admin/chunks": ({"data": [RECORD, dict(RECORD, id="cd" + "1" * 30, pinned=True, namespace=None, idle_s=4000, contexts=0, context_tokens=0)]}, ["ls"]),
     "/admin/chunks/" + RECORD["id"]: (RECORD, ["show", RECORD["id"].upper()]),
     "/admin/decisions/told": ({"data": [{
         "id": "told", "reply_id": "chatcmpl-1", "by": "controller", "before_s": 0.002,
@@ -156,7 +156,7 @@ nvme
   degraded  no io_uring
 """,
     "ls": """ID            KIND   TOKENS     SIZE  HITS  TIERS       IDLE  NAMESPACE          FLAGS
-ab0000000000  chunk     512  2.2 MiB     3  ram,nvme  59.9 s  acme               scored
+ab0000000000  chunk     512  2.2 MiB     3  ram,nvme  59.9 s  acme               2 contexts
 cd1111111111  chunk     512  2.2 MiB     3  ram,nvme   1.1 h  #0123456789abcdef  pinned
 2 records, 4.5 MiB
 """,
@@ -172,7 +172,7 @@ idle     59.9 s
 expires  59 m 59 s
 pinned   no
 building no
-scored   yes
+contexts 2 of 800 tokens
 """,
     "explain": """request   told (chatcmpl-1)
 prompt    3000 tokens, 20 of them an exact prefix that was held in ram

@@ -52,7 +52,7 @@ def poison(v, dtype):
 
 def forge(b, change):
     """A whole record in place: V of each layer changed, and all sums made to agree."""
-    assert b[:8] == b"KVBREC\r\n" and u32(b, 8) == 3
+    assert b[:8] == b"KVBREC\r\n" and u32(b, 8) == 4
     dtype = u32(b, 56) >> 16
     assert dtype in (1, 2, 3)
     for g in range(u32(b, 80)):
@@ -62,7 +62,7 @@ def forge(b, change):
         change(v, dtype)
         b[at + n // 2:at + n] = v
         struct.pack_into("<Q", b, entry + 16, sum_of(b[at:at + n]))
-    end = u32(b, 92)
+    end = u32(b, 12)
     struct.pack_into("<Q", b, 120, sum_of(b[128:end], sum_of(b[:120])))
 
 

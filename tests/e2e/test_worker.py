@@ -195,7 +195,7 @@ def check_sensitivity_is_measured_when_idle(g):
     first = g.post(CHAT, parts(docs)).json()["kvblend"]
     assert first["strategy"] == "full"
     for c in first["chunks"]:
-        until("the chunk is built and measured", lambda: g.get(f"/v1/segments/{c['id']}").json().get("scored"))
+        until("the chunk is built and measured", lambda: g.get(f"/v1/segments/{c['id']}").json().get("contexts"))
     k = g.post(CHAT, parts([33, 31, 32], "And now?")).json()["kvblend"]
     assert k["strategy"] == "qs" and k["sensed"] == sum(c["tokens"] for c in k["chunks"]), k
     plain = g.post(CHAT, parts([33, 31, 32], "And now?", kvblend={"strategy": "query"})).json()["kvblend"]

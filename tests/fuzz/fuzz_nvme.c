@@ -229,10 +229,10 @@ static void sum_slots(unsigned what)
             }
             if (what & SUM_SLOTS) put64(p + 128, XXH3_64bits(p, 128));
         } else if (what & SUM_RECORDS && memcmp(p, "KVBREC\r\n", 8) == 0) {
-            uint32_t score_off = get32(p + 92);
-            if (score_off <= 128 || score_off > NVME_PAGE) continue;
+            uint32_t header_bytes = get32(p + 12);
+            if (header_bytes <= 128 || header_bytes > NVME_PAGE) continue;
             uint64_t fixed = XXH3_64bits(p, 120);
-            put64(p + 120, XXH3_64bits_withSeed(p + 128, score_off - 128, fixed));
+            put64(p + 120, XXH3_64bits_withSeed(p + 128, header_bytes - 128, fixed));
         }
     }
 }

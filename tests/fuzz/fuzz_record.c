@@ -26,8 +26,7 @@ enum {
     ANEW = 4,   /* all that follows from the geometry is right as well */
     SECRET = 8, /* tags are checked */
     REDIS = 16, /* frame, header and tails; parts without their tails */
-    INFO = 32,
-    WRITES = 64 /* scores are filled in when the record was taken */
+    INFO = 32
 };
 enum { PARTS_MAX = 8, BYTES_MAX = 4 << 20, CUT = 64, PATCH_HEAD = 3 };
 
@@ -46,7 +45,6 @@ static const struct {
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 static struct rec sound[SHAPES];
-static float scores[RECORD_SCORE_COUNT][1000];
 static struct auth *auth;
 
 static void blocks(struct rec *r)
@@ -70,20 +68,10 @@ static void fill(uint8_t *p, uint64_t n, uint64_t seed)
         p[i] = (uint8_t)((i + seed) * 2654435761u >> 9);
 }
 
-static void put_scores(uint8_t *header, const struct record_layout *l, uint32_t n)
-{
-    const struct tier_key k = {get64(header + 24), get64(header + 32)};
-    for (uint32_t i = 0; i < RECORD_SCORE_COUNT; i++) {
-        struct record_score_sum s;
-        ASSERT(record_score_sum(auth, &k, i, scores[i], n, &s) == 0);
-        record_set_scores(header, l, i, scores[i], n, s.hash);
-        record_set_score_tag(header, l, i, s.tag);
-    }
-}
-
 static void make(struct rec *r, uint32_t i)
 {
     static int32_t tok[1000];
+    static float scores[1000];
     r->desc = (struct record_desc){.key = {0x1111 + i, 0x2222},
                                    .ns_hash = 3,
                                    .ident_hash = 4,
@@ -95,20 +83,21 @@ static void make(struct rec *r, uint32_t i)
                                    .G = shapes[i].G,
                                    .K = shapes[i].K,
                                    .n_tokens = shapes[i].n_tokens,
-                                   .sink_token = UINT32_MAX};
+                                   .sink_token = UINT32_MAX,
+                                   .n_contexts = i,
+                                   .context_tokens = 500 * i};
     for (size_t t = 0; t < sizeof tok / sizeof *tok; t++) {
         tok[t] = (int32_t)t;
-        scores[0][t] = (float)t;
-        scores[1][t] = -(float)t;
+        scores[t] = -(float)t;
     }
     ASSERT(record_layout(&r->desc, &r->layout) == 0);
     blocks(r);
     record_init(r->part[0], &r->desc, &r->layout, tok);
+    memcpy(r->part[0] + r->layout.score_off, scores, sizeof(float) * r->desc.n_tokens);
     for (uint32_t g = 0; g < r->layout.n_groups; g++)
         fill(record_group(r->part, &r->layout, g), r->layout.group_bytes, i * 100 + g);
     record_seal(r->part, &r->layout);
     ASSERT(record_sign(auth, r->part, &r->layout) == 0);
-    put_scores(r->part[0], &r->layout, r->desc.n_tokens);
 }
 
 static void make_all(void)
@@ -156,23 +145,25 @@ static int said(const uint8_t *p, struct record_desc *d, struct record_layout *l
                               .n_tokens = get32(p + 72),
                               .sink_token = get32(p + 76),
                               .created_ms = get64(p + 96),
-                              .expires_ms = get64(p + 104)};
+                              .expires_ms = get64(p + 104),
+                              .n_contexts = get32(p + 112),
+                              .context_tokens = get32(p + 116)};
     return record_layout(d, l);
 }
 
-/* Sums of what there is, by the format's text and not by record.c. A header whose token ids would
- * not fit stays as it is. */
+/* Sums of what there is, by the format's text and not by record.c. A header that would not fit
+ * stays as it is. */
 static void sum(struct rec *r)
 {
     uint8_t *p = r->part[0];
     struct record_desc d;
     struct record_layout l;
     uint64_t size = r->layout.header_bytes;
-    if (said(p, &d, &l) < 0 || l.score_off > size) return;
+    if (said(p, &d, &l) < 0 || l.header_bytes > size) return;
     for (uint32_t g = 0; g < r->layout.n_groups && g < l.n_groups; g++)
         put64(p + RECORD_TABLE_OFF + g * RECORD_GROUP_ENTRY + 16,
               XXH3_64bits(record_group(r->part, &r->layout, g), r->layout.group_bytes));
-    put64(p + 120, XXH3_64bits_withSeed(p + 128, l.score_off - 128, XXH3_64bits(p, 120)));
+    put64(p + 120, XXH3_64bits_withSeed(p + 128, l.header_bytes - 128, XXH3_64bits(p, 120)));
 }
 
 /* A sound record of the geometry that the header names now, as far as that is a small one. */
@@ -191,32 +182,6 @@ static void anew(struct rec *r)
 }
 
 /* ---- the reader ---- */
-
-/* `of`: what these should be. Equal sums are equal bytes; whether the input was to be summed again
- * does not matter, as libFuzzer sees what a sum is compared with and writes that, too. */
-static void score_check(const struct rec *of, const uint8_t *header, const struct record_view *v,
-                        bool keyed)
-{
-    const uint32_t n = v->desc.n_tokens;
-    float *got = mem_alloc(4ull * n);
-    ASSERT(got);
-    for (uint32_t i = 0; i < RECORD_SCORE_COUNT; i++) {
-        uint64_t hash = 7;
-        int r = record_get_scores(header, &v->layout, i, n, got, &hash);
-        ASSERT(r == record_scored(header, &v->layout, i));
-        if (r == 0) {
-            ASSERT(hash == 7);
-            continue;
-        }
-        bool sums = record_score_hash(i, got, n) == hash;
-        bool signs = record_auth_scores(auth, header, &v->layout, i, n) == 0;
-        if (!of) continue;
-        const uint8_t *at = of->part[0] + of->layout.score_off + i * of->layout.score_stride;
-        if (keyed ? signs : sums && hash == get64(at + 8))
-            ASSERT(memcmp(got, scores[i], 4ull * n) == 0);
-    }
-    mem_free(got);
-}
 
 /* Every group, from parts as large as the layout says. */
 static void groups_check(const struct rec *of, const struct rec *r, bool keyed)
@@ -272,7 +237,8 @@ static void read_all(const struct rec *of, const struct rec *from, uint8_t *head
     struct record_layout want;
     uint64_t end = (uint64_t)l->token_off + 4ull * v.desc.n_tokens;
     ASSERT(record_layout(&v.desc, &want) == 0 && want.record_bytes == l->record_bytes);
-    ASSERT(l->header_bytes <= size && end <= l->score_off && l->score_off < l->header_bytes);
+    ASSERT(l->header_bytes <= size && end <= l->score_off &&
+           l->score_off + 4ull * v.desc.n_tokens <= l->header_bytes);
     ASSERT((const uint8_t *)v.tok == header + l->token_off);
     ASSERT(XXH3_64bits(v.tok, 4ull * v.desc.n_tokens) != 1); /* reads them all */
     bool signs = record_auth_header(auth, header, l) == 0, keyed = what & SECRET && signs;
@@ -280,20 +246,14 @@ static void read_all(const struct rec *of, const struct rec *from, uint8_t *head
     bool same = of && (keyed || get64(header + 120) == get64(of->part[0] + 120));
     if (same) {
         ASSERT(l->score_off == of->layout.score_off && l->record_bytes == of->layout.record_bytes);
-        ASSERT(memcmp(header, of->part[0], l->score_off) == 0);
+        ASSERT(memcmp(header, of->part[0], l->header_bytes) == 0);
     }
-    score_check(same ? of : NULL, header, &v, keyed);
     struct rec there = {.desc = v.desc, .layout = v.layout};
     if (from && l->record_bytes <= BYTES_MAX && l->n_parts <= PARTS_MAX) {
         parts_of(from, header, &there);
         groups_check(same ? of : NULL, &there, keyed);
         rec_fini(&there);
     }
-    if (!(what & WRITES) || v.desc.n_tokens > sizeof scores[0] / sizeof(float)) return;
-    put_scores(header, l, v.desc.n_tokens);
-    record_clear_scores(header, l, RECORD_SCORE_STATIC);
-    ASSERT(record_auth_scores(auth, header, l, 0, v.desc.n_tokens) == 0);
-    ASSERT(record_open(header, size, &v) == 0 && !record_scored(header, l, RECORD_SCORE_STATIC));
 }
 
 static uint8_t *copy(const void *p, uint64_t n)

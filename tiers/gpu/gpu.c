@@ -141,25 +141,6 @@ const void *tier_gpu_header(const struct tier_gpu_pin *p)
     return ((const struct gpu_entry *)p)->part[0];
 }
 
-int tier_gpu_scores(struct tier_gpu_pin *p, enum record_score kind, uint32_t n, float *ret,
-                    uint64_t *ret_hash)
-{
-    struct gpu_entry *e = (struct gpu_entry *)p;
-    pthread_mutex_lock(&e->t->m);
-    int r = record_get_scores(e->part[0], &e->layout, kind, n, ret, ret_hash);
-    pthread_mutex_unlock(&e->t->m);
-    return r;
-}
-
-bool tier_gpu_scored(const struct tier_gpu_pin *p, enum record_score kind)
-{
-    const struct gpu_entry *e = (const struct gpu_entry *)p;
-    pthread_mutex_lock(&e->t->m);
-    bool scored = record_scored(e->part[0], &e->layout, kind);
-    pthread_mutex_unlock(&e->t->m);
-    return scored;
-}
-
 int tier_gpu_group(struct tier_gpu_pin *p, uint32_t group, void **ret)
 {
     struct gpu_entry *e = (struct gpu_entry *)p;

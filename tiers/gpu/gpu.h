@@ -40,12 +40,7 @@ struct tier_gpu_pin;
  * what was written. */
 int tier_gpu_pin(struct tier *t, const struct tier_key *k, struct tier_gpu_pin **ret);
 const struct record_layout *tier_gpu_layout(const struct tier_gpu_pin *p);
-/* Its header region, in host memory; scores may change, ask for them below. */
-const void *tier_gpu_header(const struct tier_gpu_pin *p);
-/* As record_get_scores(). */
-int tier_gpu_scores(struct tier_gpu_pin *p, enum record_score kind, uint32_t n, float *ret,
-                    uint64_t *ret_hash);
-bool tier_gpu_scored(const struct tier_gpu_pin *p, enum record_score kind);
+const void *tier_gpu_header(const struct tier_gpu_pin *p); /* its header region, in host memory */
 /* Where group i stands on the device, until unpin() or the next tier_gpu_lend(), which the thread
  * that reads it calls. -ECANCELED: it had to make way. */
 int tier_gpu_group(struct tier_gpu_pin *p, uint32_t group, void **ret);

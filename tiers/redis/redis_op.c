@@ -418,8 +418,8 @@ static void cmd_done(struct redis_cmd *c, int status)
         return;
     }
     char type = c->reply[answer_at(&u, 0)].type;
-    if (type == 'x') {
-        fail_op(r, -EBADMSG);
+    if (type == 'x') { /* a header of another size is of another geometry, or version */
+        fail_op(r, u.what == UNIT_HEAD ? -ESTALE : -EBADMSG);
         return;
     }
     switch (u.what) {

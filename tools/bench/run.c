@@ -143,14 +143,13 @@ int bench_sense_chunk(struct bench *b, struct bench_text chunk, const struct ben
         enum store_miss why;
         r = store_lookup(b->store, &key, chunk.tok, chunk.n, &pin, &why);
         if (r <= 0) break;
-        known = !again && i == 0 && store_pin_scores(pin, RECORD_SCORE_SENSITIVITY, score) == 1;
+        known = !again && i == 0 && store_pin_scores(pin, score) == 1;
         if (known)
             store_pin_release(pin);
         else
             r = sense_behind(b, pin, chunk, &before[i], score);
     }
-    if (r == 0 && !known && n_before > 0)
-        r = store_set_scores(b->store, &key, RECORD_SCORE_SENSITIVITY, score, chunk.n);
+    if (r == 0 && !known && n_before > 0) r = store_set_scores(b->store, &key, score, chunk.n);
     mem_free(score);
     return r < 0 ? r : 0;
 }

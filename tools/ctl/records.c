@@ -11,14 +11,16 @@
     "ID\tKIND\t^TOKENS\t^SIZE\t^HITS\tTIERS\t^IDLE\tNAMESPACE\tFLAGS\n"                            \
     "<data:{id:.12}\t{kind}\t{tokens}\t{bytes:bytes}\t{hits}\t{tiers}\t"                           \
     "[{?building}-|{idle_s:time}]\t" NAMESPACE "\t"                                                \
-    "[{?pinned}pinned ][{?building}building ][{?scored}scored]\n>"                                 \
+    "[{?pinned}pinned ][{?building}building ][{?contexts>0}{contexts} contexts]\n>"                \
     "{count} records, {bytes:bytes}\n"
 
 static const char record_view[] =
     "id       {id}\nkind     {kind}\ntokens   {tokens}\nsize     {bytes:bytes}\n"
     "space    " NAMESPACE "\ntiers    {tiers}\nhits     {hits}\n"
     "age      {age_s:time}\nidle     {idle_s:time}\n[{?expires_s>0}expires  {expires_s:time}\n]"
-    "pinned   [{?pinned}yes|no]\nbuilding [{?building}yes|no]\nscored   [{?scored}yes|no]\n";
+    "pinned   [{?pinned}yes|no]\nbuilding [{?building}yes|no]\ncontexts {contexts}[{?contexts>0} "
+    "of "
+    "{context_tokens} tokens]\n";
 
 static void prepare_list(json_t *answer)
 {

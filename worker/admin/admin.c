@@ -170,15 +170,14 @@ static void put_one(struct worker *w, struct buf *out, const struct store_info *
     buf_addf(out,
              "{\"id\":\"%s\",\"key\":\"%s\",\"kind\":\"%s\",\"tokens\":%u,\"bytes\":%llu,"
              "\"hits\":%llu,\"tier\":\"%s\",\"tiers\":\"%s\",\"pinned\":%s,"
-             "\"building\":%s,\"scored\":%s,\"sidecar\":%s,\"age_s\":%."
-             "1f,\"idle_s\":%.1f,"
+             "\"building\":%s,\"contexts\":%u,\"context_tokens\":%u,\"sidecar\":%s,"
+             "\"age_s\":%.1f,\"idle_s\":%.1f,"
              "\"expires_s\":%.1f,\"namespace_hash\":\"%016llx\",\"namespace\":",
              hex, hex, i->kind == TIER_PREFIX ? "prefix" : "chunk", i->n_tokens,
              (unsigned long long)i->size_bytes, (unsigned long long)i->hits, i->tier, i->tiers,
-             i->pinned ? "true" : "false", i->building ? "true" : "false",
-             i->scored[RECORD_SCORE_SENSITIVITY] ? "true" : "false", i->side ? "true" : "false",
-             age_s, idle_s, i->expires_s > 0 ? i->expires_s - now : 0,
-             (unsigned long long)i->ns_hash);
+             i->pinned ? "true" : "false", i->building ? "true" : "false", i->n_contexts,
+             i->context_tokens, i->side ? "true" : "false", age_s, idle_s,
+             i->expires_s > 0 ? i->expires_s - now : 0, (unsigned long long)i->ns_hash);
     wk_namespaces_put(w->namespaces, i->ns_hash, out);
     buf_addc(out, '}');
 }

@@ -268,8 +268,7 @@ static bool job_step(struct wk_sensitivity *s)
     if (s->status == 0 && ++s->at < s->n_before) return false;
     int rc = s->status;
     if (rc == 0) /* 0: the record is not in RAM any more */
-        rc = store_set_scores(s->w->store, &s->own->key, RECORD_SCORE_SENSITIVITY, s->score,
-                              s->own->n);
+        rc = store_set_scores(s->w->store, &s->own->key, s->score, s->own->n);
     if (s->status == 0)
         log_event(LOG_DEBUG, "chunk_measured", "tokens=%u neighbours=%zu kept=%d", s->own->n,
                   s->n_before, rc);

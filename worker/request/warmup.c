@@ -226,12 +226,12 @@ static int put_segment(struct buf *out, const struct store_info *i)
     tier_key_hex(&i->key, hex);
     return buf_addf(out,
                     "{\"id\":\"%s\",\"object\":\"segment\",\"kind\":\"%s\",\"tokens\":%u,"
-                    "\"bytes\":%llu,\"hits\":%llu,\"tier\":\"%s\",\"pinned\":%s,\"scored\":%s,"
+                    "\"bytes\":%llu,\"hits\":%llu,\"tier\":\"%s\",\"pinned\":%s,"
+                    "\"contexts\":%u,\"context_tokens\":%u,"
                     "\"status\":\"%s\",\"created\":%.3f,\"used\":%.3f}",
                     hex, i->kind == TIER_PREFIX ? "prefix" : "chunk", i->n_tokens,
                     (unsigned long long)i->size_bytes, (unsigned long long)i->hits, i->tier,
-                    i->pinned ? "true" : "false",
-                    i->scored[RECORD_SCORE_SENSITIVITY] ? "true" : "false",
+                    i->pinned ? "true" : "false", i->n_contexts, i->context_tokens,
                     i->building ? "building" : "ready", i->created_s, i->used_s);
 }
 

@@ -46,7 +46,7 @@ static int source_sensitivity(void *ctx, float *ret)
 {
     struct source *s = ctx;
 
-    return store_pin_scores(s->pin, RECORD_SCORE_SENSITIVITY, ret);
+    return store_pin_scores(s->pin, ret);
 }
 
 static int source_side(void *ctx, unsigned layer, struct kv_layer *ret)

@@ -201,7 +201,7 @@ static int find_chunk(struct reuse *q, size_t i)
     const struct store_pin *pin = q->chunk[i];
     now->tier = comes_from(q, pin, &now->bytes);
     now->side = now->tier == 0 || store_has_side(q->w->store, &c->key);
-    if (!store_pin_scored(pin, RECORD_SCORE_SENSITIVITY))
+    if (store_pin_contexts(pin) == 0)
         wk_sensitivity_want(q->w, &c->key, q->m->ns, q->p->tok + c->tok0, c->n);
     return 0;
 }

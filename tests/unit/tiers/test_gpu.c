@@ -218,52 +218,6 @@ TEST(pinned_records_stay)
     rig_close(&r);
 }
 
-/* New scores while the record is held: who reads behind them has them. */
-TEST(header_is_replaced_in_place)
-{
-    struct rig r = rig_open(32 << 20, EVICT_LRU);
-    struct kit_rec a, b;
-    struct kit_call w, rd;
-    struct tier_gpu_pin *p = NULL;
-    float score[256];
-    kit_make(&a, 1, "a", big);
-    kit_blank(&b, 1, "a", big);
-    kit_call_init(&w, &a);
-    kit_call_init(&rd, &b);
-    w.op.part_hi = 1;
-    ASSERT_ERR(r.t->ops->write(r.t, &w.op), -ENOENT);
-    put(r.t, 1, "a", big, 0);
-    uint64_t used = stat_of(r.t).used_bytes;
-    for (int i = 0; i < 256; i++)
-        score[i] = (float)i;
-    record_set_scores(a.part[0], &a.layout, RECORD_SCORE_SENSITIVITY, score, 256,
-                      record_score_hash(RECORD_SCORE_SENSITIVITY, score, 256));
-    ASSERT_EQ(tier_gpu_pin(r.t, &a.desc.key, &p), 1);
-    ASSERT_OK(r.t->ops->write(r.t, &w.op));
-    ASSERT_OK(kit_wait(&w));
-    kit_call_again(&w);
-    float got[256];
-    uint64_t want = 0;
-    ASSERT_EQ(tier_gpu_scores(p, RECORD_SCORE_SENSITIVITY, 256, got, &want), 1);
-    ASSERT_MEMEQ(got, score, sizeof score);
-    ASSERT_TRUE(tier_gpu_scored(p, RECORD_SCORE_SENSITIVITY));
-    ASSERT_TRUE(!tier_gpu_scored(p, RECORD_SCORE_STATIC));
-    ASSERT_OK(r.t->ops->read(r.t, &rd.op));
-    ASSERT_OK(kit_wait(&rd));
-    ASSERT_MEMEQ(a.mem, b.mem, a.layout.record_bytes);
-    tier_gpu_unpin(p);
-    ASSERT_EQ(stat_of(r.t).used_bytes, used);
-    ASSERT_OK(r.t->ops->write(r.t, &w.op));
-    ASSERT_OK(kit_wait(&w));
-    w.op.part_hi = 2;
-    ASSERT_ERR(r.t->ops->write(r.t, &w.op), -EINVAL);
-    kit_call_fini(&w);
-    kit_call_fini(&rd);
-    kit_free(&a);
-    kit_free(&b);
-    rig_close(&r);
-}
-
 TEST(refuses_what_is_no_record)
 {
     struct rig r = rig_open(32 << 20, EVICT_LRU);

@@ -394,58 +394,6 @@ TEST(parts_and_late_memory)
     nvme_file_remove(&f);
 }
 
-static int write_header(struct tier *t, struct kit_rec *r)
-{
-    struct kit_call c;
-    kit_call_init(&c, r);
-    c.op.part_hi = 1;
-    int status = t->ops->write(t, &c.op);
-    if (status == 0) status = kit_wait(&c);
-    kit_call_fini(&c);
-    return status;
-}
-
-TEST(scores_in_place)
-{
-    struct nvme_file f;
-    struct kit_rec r, back;
-    float score[100], got[100];
-    uint64_t hash;
-    nvme_file_make(&f);
-    struct tier_nvme_opts o = nvme_opts(&f, 16 << 20);
-    struct tier *t = nvme_tier(&o);
-    kit_make(&r, 1, "a", small);
-    for (int i = 0; i < 100; i++)
-        score[i] = (float)i / 7;
-    ASSERT_ERR(write_header(t, &r), -ENOENT);
-    ASSERT_OK(kit_write(t, &r));
-    uint64_t used = nvme_stat(t).used_bytes;
-    record_set_scores(r.part[0], &r.layout, RECORD_SCORE_SENSITIVITY, score, 100,
-                      record_score_hash(RECORD_SCORE_SENSITIVITY, score, 100));
-    ASSERT_OK(write_header(t, &r));
-    ASSERT_EQ(nvme_stat(t).used_bytes, used);
-    t->ops->destroy(t);
-    t = nvme_tier(&o);
-    kit_blank(&back, 1, "a", small);
-    ASSERT_OK(kit_read(t, &back));
-    ASSERT_EQ(
-        record_get_scores(back.part[0], &back.layout, RECORD_SCORE_SENSITIVITY, 100, got, &hash),
-        1);
-    ASSERT_EQ(record_score_hash(RECORD_SCORE_SENSITIVITY, got, 100), hash);
-    ASSERT_MEMEQ(got, score, sizeof got);
-    ASSERT_OK(nvme_check(t, 1, "a", small));
-    /* The header of another version of the record is not put in front of this one's groups. */
-    uint64_t created = 12345;
-    memcpy(r.part[0] + 96, &created, 8);
-    record_seal(r.part, &r.layout);
-    ASSERT_ERR(write_header(t, &r), -ENOENT);
-    ASSERT_OK(nvme_check(t, 1, "a", small));
-    kit_free(&back);
-    kit_free(&r);
-    t->ops->destroy(t);
-    nvme_file_remove(&f);
-}
-
 TEST(refuses_what_is_not_sealed)
 {
     struct nvme_file f;

@@ -611,7 +611,7 @@ TEST(flips_anywhere)
             int s = kit_read(t, &r);
             lost += s < 0;
             if (s == 0 && record_open(r.mem, r.layout.record_bytes, &v) < 0) s = -1;
-            if (s == 0) ASSERT_MEMEQ(r.mem, want.mem, want.layout.score_off);
+            if (s == 0) ASSERT_MEMEQ(r.mem, want.mem, want.layout.header_bytes);
             for (uint32_t i = 0; s == 0 && i < r.layout.n_groups; i++) {
                 if (record_check_group(r.part, &r.layout, i) < 0) {
                     bad++;

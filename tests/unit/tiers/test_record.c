@@ -14,6 +14,7 @@ static const struct tier_ident ident = {.model = {0x1111, 0x2222},
                                         .G = 2,
                                         .K = 4};
 static const int32_t tokens[5] = {10, 20, 30, 40, 50};
+static const float scores[5] = {0.5f, 1, 2, 3, 4};
 
 static struct record_desc desc_of(uint32_t n)
 {
@@ -27,7 +28,9 @@ static struct record_desc desc_of(uint32_t n)
                                 .G = ident.G,
                                 .K = ident.K,
                                 .n_tokens = n,
-                                .sink_token = ident.sink_token};
+                                .sink_token = ident.sink_token,
+                                .n_contexts = 3,
+                                .context_tokens = 1200};
 }
 
 /* Its parts, end to end as on a device. */
@@ -48,6 +51,7 @@ static uint8_t *make(struct record_desc *d, struct record_layout *l)
     uint8_t *p = mem_zalloc(l->record_bytes);
     ASSERT_TRUE(p);
     record_init(p, d, l, tokens);
+    memcpy(p + l->score_off, scores, sizeof scores);
     for (uint32_t g = 0; g < l->n_groups; g++)
         for (uint64_t i = 0; i < l->group_bytes; i++)
             record_group(parts(p, l), l, g)[i] = (uint8_t)(37 * g + 11 * i + 3);
@@ -70,7 +74,7 @@ TEST(golden_bytes)
     uint8_t *p = make(&d, &l);
     ASSERT_EQ(l.record_bytes, 3 * 4096);
     ASSERT_MEMEQ(p, "KVBREC\r\n", 8);
-    ASSERT_EQ(le(p + 8, 4), 3);
+    ASSERT_EQ(le(p + 8, 4), 4);
     ASSERT_EQ(le(p + 12, 4), 4096);
     ASSERT_EQ(le(p + 16, 8), 12288);
     ASSERT_EQ(le(p + 24, 8), 0x0c33191b09f64059ull);
@@ -82,9 +86,9 @@ TEST(golden_bytes)
         ASSERT_EQ(le(p + 56 + 4 * i, 4), at56[i]);
     ASSERT_EQ(le(p + 96, 8), 1700000000000ll);
     ASSERT_EQ(le(p + 104, 8), 0);
-    ASSERT_EQ(le(p + 112, 4), 2);
-    ASSERT_EQ(le(p + 116, 4), 64);
-    ASSERT_EQ(le(p + 120, 8), 0xf1f291cde46edf63ull);
+    ASSERT_EQ(le(p + 112, 4), 3);
+    ASSERT_EQ(le(p + 116, 4), 1200);
+    ASSERT_EQ(le(p + 120, 8), 0x9e80e15759029f7aull);
     ASSERT_EQ(le(p + 128, 8) | le(p + 136, 8), 0);
     ASSERT_EQ(le(p + 144, 8), 4096);
     ASSERT_EQ(le(p + 152, 8), 160);
@@ -94,21 +98,7 @@ TEST(golden_bytes)
     ASSERT_EQ(le(p + 200, 8), 0x10bab115ba92a4e1ull);
     for (int i = 0; i < 5; i++)
         ASSERT_EQ(le(p + 224 + 4 * i, 4), tokens[i]);
-    ASSERT_EQ(le(p + 256, 8), 0);
-    ASSERT_EQ(le(p + 320, 8), 0);
-    float score[5] = {0.5f, 1, 2, 3, 4};
-    record_set_scores(p, &l, RECORD_SCORE_SENSITIVITY, score, 5,
-                      record_score_hash(RECORD_SCORE_SENSITIVITY, score, 5));
-    ASSERT_EQ(le(p + 256, 8), 1);
-    ASSERT_EQ(le(p + 264, 8), 0xd6f04daf4a374bbfull);
-    ASSERT_EQ(le(p + 272, 8) | le(p + 280, 8), 0);
-    ASSERT_MEMEQ(p + 288, score, sizeof score);
-    ASSERT_EQ(le(p + 320, 8), 0);
-    record_set_scores(p, &l, RECORD_SCORE_STATIC, score, 5,
-                      record_score_hash(RECORD_SCORE_STATIC, score, 5));
-    ASSERT_EQ(le(p + 320, 8), 1);
-    ASSERT_EQ(le(p + 328, 8), 0xed264a60cf447da9ull);
-    ASSERT_MEMEQ(p + 352, score, sizeof score);
+    ASSERT_MEMEQ(p + 256, scores, sizeof scores);
     mem_free(p);
 }
 
@@ -117,29 +107,21 @@ TEST(golden_bytes)
 TEST(golden_tags)
 {
     static const uint8_t key[AUTH_KEY_BYTES] = {1, 2, 3};
-    static const float score[5] = {0.5f, 1, 2, 3, 4};
     struct record_desc d;
     struct record_layout l;
     struct record_view v;
-    struct record_score_sum sum;
     struct auth *a;
     uint8_t *p = make(&d, &l);
     ASSERT_OK(auth_create(key, &a));
     ASSERT_OK(record_sign(a, parts(p, &l), &l));
     ASSERT_OK(record_open(p, l.record_bytes, &v));
-    ASSERT_EQ(le(p + 128, 8), 0x7803ab99aed6bfedull);
-    ASSERT_EQ(le(p + 136, 8), 0x4731ca5d2a9c9bd2ull);
+    ASSERT_EQ(le(p + 128, 8), 0xa1017f4155ad37e9ull);
+    ASSERT_EQ(le(p + 136, 8), 0xc63eab4a0f34ab97ull);
     ASSERT_EQ(le(p + 168, 8), 0x782b3b03587eb27ull);
     ASSERT_EQ(le(p + 208, 8), 0x5ca86d2a14d16edfull);
     ASSERT_EQ(le(p + 160, 8), 0xfe3cf35150091a3eull);
-    ASSERT_OK(record_score_sum(a, &d.key, RECORD_SCORE_STATIC, score, 5, &sum));
-    ASSERT_EQ(sum.hash, 0xed264a60cf447da9ull);
-    record_set_scores(p, &l, RECORD_SCORE_STATIC, score, 5, sum.hash);
-    record_set_score_tag(p, &l, RECORD_SCORE_STATIC, sum.tag);
-    ASSERT_EQ(le(p + 336, 8), 0x6fa8b8ef0506bba2ull);
     ASSERT_OK(record_auth_header(a, p, &l));
     ASSERT_OK(record_auth_group(a, parts(p, &l), &l, 1));
-    ASSERT_OK(record_auth_scores(a, p, &l, RECORD_SCORE_STATIC, 5));
     /* A group's tag does not do in another's place. */
     memcpy(p + 208, p + 168, AUTH_TAG_BYTES);
     memcpy(record_group(parts(p, &l), &l, 1), record_group(parts(p, &l), &l, 0), l.group_bytes);
@@ -160,6 +142,9 @@ TEST(round_trip)
     ASSERT_EQ(v.desc.n_tokens, 5);
     ASSERT_EQ(v.desc.dtype, KN_BF16);
     ASSERT_EQ(v.desc.ident_hash, d.ident_hash);
+    ASSERT_EQ(v.desc.n_contexts, 3);
+    ASSERT_EQ(v.desc.context_tokens, 1200);
+    ASSERT_MEMEQ(p + v.layout.score_off, scores, sizeof scores);
     ASSERT_MEMEQ(v.tok, tokens, sizeof tokens);
     for (uint32_t g = 0; g < l.n_groups; g++)
         ASSERT_EQ(record_check_group(parts(p, &l), &v.layout, g), 0);
@@ -168,14 +153,14 @@ TEST(round_trip)
     mem_free(p);
 }
 
-/* Every byte of header, table and tokens, every bit: the record is refused. Scores are outside. */
+/* Every byte of the header region, every bit: the record is refused. */
 TEST(any_flipped_header_bit_is_refused)
 {
     struct record_desc d;
     struct record_layout l;
     struct record_view v;
     uint8_t *p = make(&d, &l);
-    for (uint32_t i = 0; i < l.score_off; i++)
+    for (uint32_t i = 0; i < l.header_bytes; i++)
         for (int bit = 0; bit < 8; bit++) {
             p[i] ^= (uint8_t)(1u << bit);
             int r = record_open(p, l.record_bytes, &v);
@@ -265,53 +250,6 @@ TEST(q8_records)
     d.L = 30, d.G = 3, d.K = 64, d.n_tokens = 512;
     ASSERT_OK(record_layout(&d, &l));
     ASSERT_EQ(l.group_bytes, 2 * 512 * 3 * 66);
-    mem_free(p);
-}
-
-TEST(scores_are_checked_on_their_own)
-{
-    struct record_desc d;
-    struct record_layout l;
-    struct record_view v;
-    float in[5] = {5, 4, 3, 2, 1}, out[5];
-    uint64_t want;
-    uint8_t *p = make(&d, &l);
-    ASSERT_EQ(record_get_scores(p, &l, RECORD_SCORE_SENSITIVITY, 5, out, &want), 0);
-    record_set_scores(p, &l, RECORD_SCORE_SENSITIVITY, in, 5,
-                      record_score_hash(RECORD_SCORE_SENSITIVITY, in, 5));
-    ASSERT_EQ(record_open(p, l.record_bytes, &v), 0); /* the header is untouched by them */
-    ASSERT_EQ(record_get_scores(p, &l, RECORD_SCORE_SENSITIVITY, 5, out, &want), 1);
-    ASSERT_MEMEQ(in, out, sizeof in);
-    ASSERT_TRUE(record_score_hash(RECORD_SCORE_SENSITIVITY, out, 5) == want);
-    p[l.score_off + RECORD_SCORE_HEAD + 3] ^= 4;
-    ASSERT_EQ(record_get_scores(p, &l, RECORD_SCORE_SENSITIVITY, 5, out, &want), 1);
-    ASSERT_TRUE(record_score_hash(RECORD_SCORE_SENSITIVITY, out, 5) != want);
-    mem_free(p);
-}
-
-/* One kind knows nothing of the other: neither filling one in nor damage to it. */
-TEST(kinds_of_scores_are_apart)
-{
-    struct record_desc d;
-    struct record_layout l;
-    float in[2][5] = {{5, 4, 3, 2, 1}, {1, 1, 2, 3, 5}}, out[5];
-    uint64_t hash[2], want;
-    uint8_t *p = make(&d, &l);
-    for (int kind = RECORD_SCORE_COUNT - 1; kind >= 0; kind--) {
-        hash[kind] = record_score_hash(kind, in[kind], 5);
-        ASSERT_TRUE(!record_scored(p, &l, kind));
-        record_set_scores(p, &l, kind, in[kind], 5, hash[kind]);
-        ASSERT_TRUE(record_scored(p, &l, kind));
-    }
-    for (int kind = 0; kind < RECORD_SCORE_COUNT; kind++) {
-        ASSERT_EQ(record_get_scores(p, &l, kind, 5, out, &want), 1);
-        ASSERT_MEMEQ(in[kind], out, sizeof out);
-        ASSERT_EQ(want, hash[kind]);
-    }
-    ASSERT_TRUE(record_score_hash(RECORD_SCORE_STATIC, in[0], 5) != hash[0]);
-    record_clear_scores(p, &l, RECORD_SCORE_SENSITIVITY);
-    ASSERT_TRUE(!record_scored(p, &l, RECORD_SCORE_SENSITIVITY));
-    ASSERT_TRUE(record_scored(p, &l, RECORD_SCORE_STATIC));
     mem_free(p);
 }
 

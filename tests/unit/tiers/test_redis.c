@@ -235,50 +235,6 @@ TEST(a_record_is_replaced)
     redis_server_stop(s);
 }
 
-TEST(scores_are_updated_in_place)
-{
-    struct redis_server *s = redis_server_start(NULL);
-    struct tier *t = tier_of(s);
-    struct rec a = rec_make(4, 9, 4, 64, 64), b = rec_empty(&a.desc);
-    float score[64];
-    struct waiter w;
-    ASSERT_OK(do_write(t, &a));
-    for (int i = 0; i < 64; i++)
-        score[i] = (float)i;
-    record_set_scores(a.part[0], &a.l, RECORD_SCORE_SENSITIVITY, score, 64,
-                      record_score_hash(RECORD_SCORE_SENSITIVITY, score, 64));
-    waiter_init(&w, &a);
-    w.op.part_hi = 1;
-    ASSERT_OK(t->ops->write(t, &w.op));
-    ASSERT_OK(waiter_wait(&w));
-    waiter_fini(&w);
-    ASSERT_OK(do_read(t, &b));
-    rec_same(&a, &b);
-    /* Scores for another builder's record, or for none, go nowhere. */
-    struct rec other = rec_make(4, 9, 4, 64, 64);
-    record_group(other.part, &other.l, 0)[0] ^= 1;
-    record_seal(other.part, &other.l);
-    waiter_init(&w, &other);
-    w.op.part_hi = 1;
-    ASSERT_OK(t->ops->write(t, &w.op));
-    ASSERT_ERR(waiter_wait(&w), -ENOENT);
-    waiter_fini(&w);
-    ASSERT_OK(do_read(t, &b));
-    rec_same(&a, &b);
-    ASSERT_EQ(t->ops->remove(t, &a.desc.key, false), 1);
-    waiter_init(&w, &a);
-    w.op.part_hi = 1;
-    ASSERT_OK(t->ops->write(t, &w.op));
-    ASSERT_ERR(waiter_wait(&w), -ENOENT);
-    waiter_fini(&w);
-    ASSERT_EQ(redis_server_int(s, "DBSIZE"), 0);
-    rec_free(&a);
-    rec_free(&b);
-    rec_free(&other);
-    t->ops->destroy(t);
-    redis_server_stop(s);
-}
-
 /* ---- damage ---- */
 
 /* No reader ever sees a record that was not published whole, whatever of it is there. */
@@ -385,8 +341,10 @@ TEST(damaged_fields_never_answer)
             freeReplyObject(redis_server_command(s, "HSET %s %s %b", key, name, junk, whole + 1));
         if (strcmp(what[i], "empty") == 0)
             freeReplyObject(redis_server_command(s, "HSET %s %s %b", key, name, junk, (size_t)0));
-        if (strcmp(what[i], "header short") == 0)
+        if (strcmp(what[i], "header short") == 0) {
             freeReplyObject(redis_server_command(s, "HSET %s h %b", key, h->str, (size_t)100));
+            want = -ESTALE; /* the store removes it */
+        }
         if (strcmp(what[i], "header foreign") == 0)
             freeReplyObject(redis_server_command(s, "HSET %s h %b", key, junk, (size_t)h->len));
         if (strcmp(what[i], "header flipped") == 0) {
@@ -418,7 +376,7 @@ TEST(damaged_fields_never_answer)
     ASSERT_ERR(record_check_group(b.part, &b.l, 2), -EBADMSG);
     struct tier_stat st;
     t->ops->stat(t, &st);
-    ASSERT_EQ(st.corrupt, 8);
+    ASSERT_EQ(st.corrupt, 7);
     mem_free(junk);
     rec_free(&a);
     rec_free(&b);

@@ -284,7 +284,7 @@ TEST(corruption_of_every_region_is_a_miss)
     ASSERT_EQ(claim(s, id, &w), 1);
     struct record_layout l = ((struct entry *)w)->layout;
     store_abort(w);
-    for (uint64_t at = 0; at < l.score_off; at++) {
+    for (uint64_t at = 0; at < l.header_bytes; at++) {
         put_damaged(s, id, at);
         ASSERT_EQ(look(s, id, &p, &why), 0);
         ASSERT_TRUE(why == STORE_MISS_CORRUPT || why == STORE_MISS_STALE);
@@ -310,35 +310,6 @@ TEST(corruption_of_every_region_is_a_miss)
     ASSERT_EQ(put(s, id), 1);
     ASSERT_EQ(look(s, id, &p, &why), 1);
     ASSERT_EQ(check_pin(p, id), 0);
-    store_pin_release(p);
-    store_destroy(s);
-}
-
-TEST(scores_are_filled_in_later)
-{
-    struct store *s = open_store(1 << 20);
-    struct store_pin *p;
-    enum store_miss why;
-    struct store_info info;
-    struct tier_key k = key_of(0), none = key_of(1);
-    float in[3] = {1, 2, 3}, out[3] = {0};
-    ASSERT_EQ(put(s, 0), 1);
-    ASSERT_EQ(look(s, 0, &p, &why), 1);
-    ASSERT_EQ(store_pin_scores(p, RECORD_SCORE_SENSITIVITY, out), 0);
-    ASSERT_ERR(store_set_scores(s, &k, RECORD_SCORE_SENSITIVITY, in, 2), -EINVAL);
-    ASSERT_EQ(store_set_scores(s, &none, RECORD_SCORE_SENSITIVITY, in, 3), 0);
-    ASSERT_EQ(store_set_scores(s, &k, RECORD_SCORE_SENSITIVITY, in, 3), 1);
-    ASSERT_EQ(store_pin_scores(p, RECORD_SCORE_SENSITIVITY, out), 1);
-    ASSERT_MEMEQ(in, out, sizeof in);
-    ASSERT_EQ(store_get_info(s, &k, &info), 1);
-    ASSERT_TRUE(info.scored[RECORD_SCORE_SENSITIVITY] && !info.pinned && !info.building);
-    ASSERT_EQ(info.n_tokens, 3);
-    ASSERT_EQ(check_pin(p, 0), 0); /* the groups are as they were */
-    p->e->part[0][p->e->layout.score_off + RECORD_SCORE_HEAD] ^= 1;
-    ASSERT_EQ(store_pin_scores(p, RECORD_SCORE_SENSITIVITY, out), 0);
-    ASSERT_EQ(check_pin(p, 0), 0);
-    ASSERT_EQ(store_set_scores(s, &k, RECORD_SCORE_SENSITIVITY, in, 3), 1);
-    ASSERT_EQ(store_pin_scores(p, RECORD_SCORE_SENSITIVITY, out), 1);
     store_pin_release(p);
     store_destroy(s);
 }
@@ -660,14 +631,13 @@ static void *mixed_load(void *arg)
         if (look(c->s, id, &p, &why) == 1) {
             c->hits++;
             if (check_pin(p, id) != 0) c->wrong++;
-            (void)store_pin_scores(p, RECORD_SCORE_SENSITIVITY, score);
+            (void)store_pin_scores(p, score);
             store_pin_release(p);
         } else {
             (void)put(c->s, id); /* may find no room while the others hold everything */
         }
         if (r % 7 == 0) (void)store_evict(c->s, &k, NULL);
-        if (r % 11 == 0)
-            (void)store_set_scores(c->s, &k, RECORD_SCORE_SENSITIVITY, score, tokens_of(id, tok));
+        if (r % 11 == 0) (void)store_set_scores(c->s, &k, score, tokens_of(id, tok));
         if (r % 501 == 0) store_clear(c->s, NULL, NULL, true);
     }
     return NULL;

@@ -151,7 +151,8 @@ TEST(a_record_does_not_pass_for_another)
 /* A field at a time of what the tag covers, all sums right. */
 TEST(no_field_of_the_header_can_be_changed)
 {
-    static const uint32_t at[] = {40, 96, 110, 128, 144 + 24}; /* 110: expires, in a far future */
+    static const uint32_t at[] = {40,  96,  110,      112,
+                                  116, 128, 144 + 24, 256}; /* 110: expires, 256: scores */
     for (size_t i = 0; i < sizeof at / sizeof *at; i++) {
         struct mock *m;
         struct store *s = cold(&kit_small, our_key, 1, &m);
@@ -190,42 +191,6 @@ TEST(a_group_is_checked_by_its_tag)
     kit_flush(s);
     ASSERT_EQ(kit_why(s, 1), STORE_MISS_FORGED);
     ASSERT_EQ(kit_stats(s).forged, 1);
-    store_destroy(s);
-}
-
-static void set_score(struct bytes *b, int kind, float f, int of_sound)
-{
-    float score[KIT_SMALL_TOKENS] = {f, f, f};
-    record_set_scores(b->part[0], &b->v.layout, kind, score, KIT_SMALL_TOKENS,
-                      record_score_hash(of_sound, score, KIT_SMALL_TOKENS));
-}
-
-/* Scores have tags of their own; without the right ones they are as not filled in. */
-TEST(scores_are_checked_when_they_come)
-{
-    struct mock *m;
-    struct store *s = cold(&kit_small, our_key, 1, &m);
-    struct tier_key k = kit_key(&kit_small, 1);
-    float score[KIT_SMALL_TOKENS] = {1, 2, 3}, got[KIT_SMALL_TOKENS];
-    struct store_pin *p;
-    enum store_miss why;
-    struct bytes b;
-    ASSERT_EQ(kit_why(s, 1), -1);
-    kit_flush(s);
-    for (int kind = 0; kind < RECORD_SCORE_COUNT; kind++)
-        ASSERT_EQ(store_set_scores(s, &k, kind, score, KIT_SMALL_TOKENS), 1);
-    kit_flush(s);
-    ASSERT_EQ(store_evict(s, &k, "ram"), 1);
-    bytes_of(m, &k, &b);
-    set_score(&b, RECORD_SCORE_STATIC, 9, RECORD_SCORE_STATIC);
-    ASSERT_EQ(kit_look(s, 1, &p, &why), 1);
-    ASSERT_EQ(store_pin_scores(p, RECORD_SCORE_SENSITIVITY, got), 1);
-    ASSERT_MEMEQ(got, score, sizeof score);
-    ASSERT_TRUE(!store_pin_scored(p, RECORD_SCORE_STATIC));
-    ASSERT_EQ(store_pin_scores(p, RECORD_SCORE_STATIC, got), 0);
-    ASSERT_EQ(kit_check(s, p, 1), 0); /* the KV is unharmed */
-    ASSERT_EQ(kit_stats(s).forged, 1);
-    store_pin_release(p);
     store_destroy(s);
 }
 
@@ -290,20 +255,25 @@ TEST(nan_and_infinity_are_damage)
     not_a_number(&kit_large, INFINITY, NULL);
 }
 
-TEST(scores_that_are_no_numbers_are_not_there)
+TEST(scores_that_are_no_numbers_are_damage)
 {
     struct mock *m;
     struct store *s = cold(&kit_small, NULL, 1, &m);
     struct tier_key k = kit_key(&kit_small, 1);
-    struct store_pin *p;
-    enum store_miss why;
     struct bytes b;
     bytes_of(m, &k, &b);
-    set_score(&b, RECORD_SCORE_SENSITIVITY, NAN, RECORD_SCORE_SENSITIVITY);
-    ASSERT_EQ(kit_look(s, 1, &p, &why), 1);
-    ASSERT_TRUE(!store_pin_scored(p, RECORD_SCORE_SENSITIVITY));
-    ASSERT_EQ(kit_stats(s).corrupt, 1);
-    store_pin_release(p);
+    memcpy(b.part[0] + b.v.layout.score_off, &(float){NAN}, sizeof(float));
+    record_seal(b.part, &b.v.layout);
+    ASSERT_EQ(kit_why(s, 1), STORE_MISS_CORRUPT);
+    kit_flush(s);
+    ASSERT_EQ(mock_has(m, &k), 0);
+    struct store_writer *w;
+    ASSERT_EQ(kit_put(s, 1), 1);
+    ASSERT_EQ(store_revise(s, &k, &w), 1);
+    store_writer_scores(w)[1] = INFINITY;
+    store_writer_behind(w, 1, 400);
+    ASSERT_ERR(store_commit(w), -ERANGE);
+    ASSERT_EQ(kit_why(s, 1), -1);
     store_destroy(s);
 }
 

@@ -102,34 +102,6 @@ TEST(another_geometry_is_stale)
     }
 }
 
-TEST(scores_follow)
-{
-    for (int g = 0; g < 2; g++) {
-        struct mock *m;
-        struct store *s = one_tier(geometry[g], false, &m);
-        struct tier_key k = kit_key(&s->ident, 3);
-        struct store_pin *p;
-        enum store_miss why;
-        int32_t tok[KIT_LARGE_TOKENS];
-        float in[KIT_LARGE_TOKENS] = {3, 1, 2}, out[KIT_LARGE_TOKENS];
-        size_t n = kit_tokens(&s->ident, 3, tok);
-        ASSERT_EQ(kit_put(s, 3), 1);
-        kit_flush(s);
-        ASSERT_EQ(store_set_scores(s, &k, RECORD_SCORE_STATIC, in, n), 1);
-        leave_ram(s, 3);
-        ASSERT_EQ(mock_get(m, &m->writes), 1);
-        ASSERT_EQ(mock_get(m, &m->head_writes), 1);
-        ASSERT_EQ(kit_look(s, 3, &p, &why), 1);
-        ASSERT_EQ(store_pin_dtype(p), KN_Q8);
-        ASSERT_EQ(kit_check(s, p, 3), 0);
-        ASSERT_EQ(store_pin_scores(p, RECORD_SCORE_STATIC, out), 1);
-        ASSERT_MEMEQ(in, out, n * sizeof *in);
-        ASSERT_EQ(store_pin_scores(p, RECORD_SCORE_SENSITIVITY, out), 0);
-        store_pin_release(p);
-        store_destroy(s);
-    }
-}
-
 /* Damage must not be laundered into a sound copy. */
 TEST(only_what_verifies_is_converted)
 {
@@ -145,11 +117,11 @@ TEST(only_what_verifies_is_converted)
     uint64_t used = kit_stats(s).used_bytes;
     for (uint32_t part = 0; part < e->layout.n_parts; part++) {
         e->part[part][part ? 4097 : 60] ^= 1;
-        ASSERT_ERR(codec_copy(s, e, &copy), -EBADMSG);
+        ASSERT_ERR(codec_copy(s, e, KN_Q8, false, &copy), -EBADMSG);
         e->part[part][part ? 4097 : 60] ^= 1;
     }
     ASSERT_EQ(kit_stats(s).used_bytes, used);
-    ASSERT_OK(codec_copy(s, e, &copy));
+    ASSERT_OK(codec_copy(s, e, KN_Q8, false, &copy));
     ASSERT_TRUE(kit_stats(s).used_bytes > used);
     entry_unref(s, copy);
     ASSERT_EQ(kit_stats(s).used_bytes, used);
@@ -158,7 +130,7 @@ TEST(only_what_verifies_is_converted)
     (void)m->tier.ops->remove(&m->tier, &k, true);
     pthread_mutex_lock(&s->m);
     e->write.want = 1;
-    write_queue(s, e, 1, false);
+    write_queue(s, e, 1);
     pthread_mutex_unlock(&s->m);
     kit_flush(s);
     ASSERT_EQ(kit_stats(s).corrupt, 1);

@@ -97,19 +97,6 @@ TEST(what_is_used_twice_goes_up_and_is_read_there)
     ASSERT_TRUE(st.direct);
     ASSERT_EQ(st.hits, 1);
     ASSERT_EQ(kit_stats(r.s).hits, 3);
-    /* Scores that come later are known there, too. */
-    float score[KIT_LARGE_TOKENS], got[KIT_LARGE_TOKENS];
-    for (int i = 0; i < KIT_LARGE_TOKENS; i++)
-        score[i] = (float)i;
-    ASSERT_EQ(store_set_scores(r.s, &k, RECORD_SCORE_STATIC, score, KIT_LARGE_TOKENS), 1);
-    ASSERT_OK(store_flush(r.s, 0));
-    struct store_pin *p;
-    ASSERT_STREQ(from(&r, 1, &p), "gpu");
-    ASSERT_TRUE(store_pin_scored(p, RECORD_SCORE_STATIC));
-    ASSERT_TRUE(!store_pin_scored(p, RECORD_SCORE_SENSITIVITY));
-    ASSERT_EQ(store_pin_scores(p, RECORD_SCORE_STATIC, got), 1);
-    ASSERT_MEMEQ(got, score, sizeof score);
-    store_pin_release(p);
     /* RAM may let go of it. */
     ASSERT_EQ(store_evict(r.s, &k, "ram"), 1);
     check_device(&r, 1);
@@ -185,4 +172,74 @@ TEST(nothing_damaged_goes_up)
     ASSERT_EQ(kit_stats(r.s).corrupt, 1);
     ASSERT_EQ(kit_why(r.s, 1), STORE_MISS_CORRUPT);
     rig_close(&r);
+}
+
+static struct store_writer *revise(struct rig *r, int rows, uint32_t n)
+{
+    struct tier_key k = kit_key(&kit_large, 1);
+    struct store_writer *w;
+    ASSERT_EQ(store_revise(r->s, &k, &w), 1);
+    kit_fill(r->s, w, rows);
+    store_writer_scores(w)[9] = (float)n;
+    store_writer_behind(w, n, 400 * n);
+    return w;
+}
+
+/* No lookup gets the old version once the new one is there, and no pin a mix of the two. */
+TEST(a_new_version_takes_its_place)
+{
+    struct rig r = rig_open(8);
+    struct store_pin *old, *p;
+    const void *k, *v;
+    float score[KIT_LARGE_TOKENS];
+    int32_t frame[8];
+    ASSERT_EQ(kit_put(r.s, 1), 1);
+    for (int i = 0; i < 2; i++)
+        use(&r, 1, "ram");
+    ASSERT_STREQ(from(&r, 1, &old), "gpu");
+    ASSERT_EQ(store_pin_contexts(old), 0);
+    ASSERT_EQ(store_pin_scores(old, score), 0);
+    ASSERT_OK(store_pin_layer(old, 1, &k, &v));
+    ASSERT_OK(store_commit(revise(&r, 3, 2)));
+    ASSERT_STREQ(from(&r, 1, &p), "ram");
+    ASSERT_EQ(kit_check(r.s, p, 3), 0);
+    ASSERT_EQ(store_pin_contexts(p), 2);
+    ASSERT_OK(store_pin_layer(old, 2, &k, &v)); /* where it lies */
+    for (int i = 0; i < 8; i++)
+        frame[i] = tier_gpu_lend(r.t);
+    ASSERT_ERR(store_pin_layer(old, 3, &k, &v), -EIO); /* not the new one's layer */
+    store_pin_release(old);
+    store_pin_release(p);
+    for (int i = 0; i < 8; i++)
+        tier_gpu_take_back(r.t, frame[i]);
+    use(&r, 1, "ram");
+    use(&r, 1, "gpu");
+    ASSERT_STREQ(from(&r, 1, &p), "gpu");
+    ASSERT_EQ(store_pin_contexts(p), 2);
+    ASSERT_EQ(store_pin_scores(p, score), 1);
+    ASSERT_EQ(score[9], 2);
+    ASSERT_OK(store_pin_layer(p, 2, &k, &v));
+    ASSERT_EQ(((const float *)gpu_host_view(r.g, k))[5], 3 * 8000 + 2 * 2000 + 5);
+    store_pin_release(p);
+    rig_close(&r);
+}
+
+/* The old version is on its way up when the new one comes: it does not stay there. */
+TEST(what_is_on_its_way_up_does_not_stay)
+{
+    for (int i = 0; i < 20; i++) {
+        struct rig r = rig_open(8);
+        struct store_pin *p;
+        ASSERT_EQ(kit_put(r.s, 1), 1);
+        use(&r, 1, "ram");
+        ASSERT_STREQ(from(&r, 1, &p), "ram");
+        struct store_writer *w = revise(&r, 3, 1);
+        store_pin_release(p); /* used again: the write begins */
+        ASSERT_OK(store_commit(w));
+        ASSERT_OK(store_flush(r.s, 0));
+        (void)from(&r, 1, &p);
+        ASSERT_EQ(store_pin_contexts(p), 1);
+        store_pin_release(p);
+        rig_close(&r);
+    }
 }

@@ -12,7 +12,7 @@ struct play {
     struct mock *m[2];
     uint64_t seed;
     int steps;
-    _Atomic int wrong, over, hits, puts, sides;
+    _Atomic int wrong, over, hits, puts, sides, revised;
 };
 
 static void play_look(struct play *p, uint64_t r)
@@ -32,6 +32,9 @@ static void play_look(struct play *p, uint64_t r)
     if (got == 1) {
         if (kit_check_side(p->s, pin, chunk, 2) < 0) p->wrong++;
         if (kit_check(p->s, pin, chunk) == 1) p->wrong++;
+        float score[KIT_SMALL_TOKENS] = {0};
+        uint32_t n = store_pin_contexts(pin);
+        if (store_pin_scores(pin, score) != (n > 0) || score[2] != (float)n) p->wrong++;
         p->sides += kit_check_side(p->s, pin, chunk, 2) == 0;
         p->hits++;
         store_pin_release(pin);
@@ -87,13 +90,36 @@ static int nothing(void *ctx, const struct store_info *i)
     return i->size_bytes == 0;
 }
 
+/* A version with the same rows, so that every look can tell what is right, and scores. */
+static void play_revise(struct play *p, uint64_t r)
+{
+    struct store_writer *w;
+    int got = 0, chunk = (int)(r >> 8) % CHUNKS;
+    for (int i = 0; i < 16 && got != 1; i++) { /* most are not in RAM */
+        struct tier_key k = kit_key(&kit_small, ++chunk);
+        got = store_revise(p->s, &k, &w);
+    }
+    if (got != 1) return;
+    kit_fill(p->s, w, chunk); /* of what came back in 8 bits, the rows were near it */
+    uint32_t n = store_writer_desc(w)->n_contexts + 1;
+    for (int i = 0; i < KIT_SMALL_TOKENS; i++)
+        store_writer_scores(w)[i] = (float)n;
+    store_writer_behind(w, n, 10 * n);
+    if ((r >> 32) % 8 == 0) {
+        store_abort(w);
+        return;
+    }
+    int rc = store_commit(w);
+    if (rc < 0 && rc != -ENOENT && rc != -EBUSY) p->wrong++;
+    p->revised += rc == 0;
+}
+
 static void play_admin(struct play *p, uint64_t r)
 {
     struct tier_key k = kit_key(&kit_small, (int)(r >> 8) % CHUNKS);
-    float score[KIT_SMALL_TOKENS] = {1, 2, 3};
     struct store_info info;
     int n = 0;
-    switch ((r >> 16) % 12) {
+    switch ((r >> 16) % 16) {
     case 0:
         (void)store_evict(p->s, &k, r >> 30 & 1 ? "ram" : NULL);
         break;
@@ -101,7 +127,10 @@ static void play_admin(struct play *p, uint64_t r)
         (void)store_set_pinned(p->s, &k, r >> 30 & 1);
         break;
     case 2:
-        (void)store_set_scores(p->s, &k, RECORD_SCORE_SENSITIVITY, score, KIT_SMALL_TOKENS);
+    case 12:
+    case 13:
+    case 14:
+        play_revise(p, r);
         break;
     case 3:
         if ((r >> 33) % 8 == 0) (void)store_clear(p->s, NULL, r >> 31 & 1 ? "a" : NULL, true);
@@ -164,7 +193,8 @@ static void run(uint64_t seed)
         ASSERT_EQ(pthread_join(t[i], NULL), 0);
     ASSERT_EQ(p.wrong, 0);
     ASSERT_EQ(p.over, 0);
-    ASSERT_TRUE(p.hits > 100 && p.puts > 100 && p.sides > 100);
+    printf("# %d hits, %d puts, %d sidecars, %d revised\n", p.hits, p.puts, p.sides, p.revised);
+    ASSERT_TRUE(p.hits > 100 && p.puts > 100 && p.sides > 100 && p.revised > 10);
     for (int i = 0; i < 2; i++)
         play_mock(p.m[i], 9 << 16);
     (void)store_flush(p.s, clock_ns() + 20000000000ull);

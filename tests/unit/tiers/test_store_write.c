@@ -263,51 +263,6 @@ TEST(a_failed_write_is_not_stored)
     store_destroy(s);
 }
 
-TEST(scores_follow_into_the_tier)
-{
-    struct mock *m;
-    struct store *s = one_tier(16 * MIB, false, &m);
-    struct tier_key k = kit_key(&kit_small, 1);
-    float in[KIT_SMALL_TOKENS] = {3, 2, 1}, out[KIT_SMALL_TOKENS];
-    struct store_pin *p;
-    enum store_miss why;
-    struct store_info info;
-    mock_set(m, &m->hold_writes, 1);
-    ASSERT_EQ(kit_put(s, 1), 1);
-    mock_wait(m, &m->queued, 1);
-    ASSERT_EQ(store_set_scores(s, &k, RECORD_SCORE_SENSITIVITY, in, KIT_SMALL_TOKENS),
-              1); /* while it is being written */
-    ASSERT_EQ(kit_look(s, 1, &p, &why), 1);
-    ASSERT_EQ(store_pin_scores(p, RECORD_SCORE_SENSITIVITY, out),
-              0); /* the header is the tier's just now */
-    mock_set(m, &m->hold_writes, 0);
-    kit_flush(s);
-    ASSERT_EQ(store_pin_scores(p, RECORD_SCORE_SENSITIVITY, out), 1);
-    store_pin_release(p);
-    ASSERT_EQ(mock_get(m, &m->writes), 1);
-    ASSERT_EQ(mock_get(m, &m->head_writes), 1);
-    ASSERT_EQ(store_set_scores(s, &k, RECORD_SCORE_STATIC, in, KIT_SMALL_TOKENS), 1);
-    kit_flush(s);
-    ASSERT_EQ(mock_get(m, &m->writes), 1); /* the groups stay where they are */
-    ASSERT_EQ(mock_get(m, &m->head_writes), 2);
-    float other[KIT_SMALL_TOKENS] = {7, 2, 1};
-    ASSERT_EQ(store_set_scores(s, &k, RECORD_SCORE_SENSITIVITY, other, KIT_SMALL_TOKENS), 1);
-    kit_flush(s);
-    ASSERT_EQ(store_evict(s, &k, "ram"), 1);
-    ASSERT_EQ(kit_look(s, 1, &p, &why), 1);
-    ASSERT_STREQ(store_pin_tier(p), "low");
-    ASSERT_EQ(store_pin_scores(p, RECORD_SCORE_SENSITIVITY, out), 1);
-    ASSERT_MEMEQ(other, out, sizeof out);
-    ASSERT_EQ(store_pin_scores(p, RECORD_SCORE_STATIC, out), 1);
-    ASSERT_MEMEQ(in, out, sizeof out);
-    store_pin_release(p);
-    while (kit_stats(s).inflight > 0)
-        sched_yield();
-    ASSERT_EQ(store_get_info(s, &k, &info), 1);
-    ASSERT_TRUE(info.scored[RECORD_SCORE_SENSITIVITY] && info.scored[RECORD_SCORE_STATIC]);
-    store_destroy(s);
-}
-
 TEST(uses_are_passed_on)
 {
     struct mock *m;

@@ -48,6 +48,21 @@ void kit_make(struct kit_rec *r, uint64_t id, const char *ns, struct kit_geometr
     record_seal(r->part, &r->layout);
 }
 
+void kit_revise(struct kit_rec *r, uint32_t n)
+{
+    float *score = (float *)(void *)(r->part[0] + r->layout.score_off);
+    if (n == 0) return;
+    for (uint32_t i = 0; i < r->desc.n_tokens; i++)
+        score[i] = (float)(n + i);
+    for (uint32_t g = 0; g < r->layout.n_groups; g++)
+        for (uint64_t i = 0; i < r->layout.group_bytes; i += 64)
+            record_group(r->part, &r->layout, g)[i] ^= (uint8_t)n;
+    r->desc.n_contexts = n;
+    r->desc.context_tokens = 100 * n;
+    record_set_contexts(r->part[0], n, 100 * n);
+    record_seal(r->part, &r->layout);
+}
+
 void kit_blank(struct kit_rec *r, uint64_t id, const char *ns, struct kit_geometry g)
 {
     int32_t *tok = mem_alloc(4ull * g.n_tokens);

@@ -21,6 +21,8 @@ struct kit_geometry {
 };
 /* Bytes that follow from `id`; page-aligned parts, end to end. */
 void kit_make(struct kit_rec *r, uint64_t id, const char *ns, struct kit_geometry g);
+/* Another version of it, n > 0: other rows, scores, and n contexts of 100 tokens. 0: as it is. */
+void kit_revise(struct kit_rec *r, uint32_t n);
 void kit_blank(struct kit_rec *r, uint64_t id, const char *ns,
                struct kit_geometry g); /* a reader's */
 void kit_free(struct kit_rec *r);
