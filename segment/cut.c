@@ -19,6 +19,7 @@
 
 enum {
     TURNS_RARE = 8, /* chosen: fewer turns than one sighting in 8 are edits, not boundaries */
+    NEWS_LEAST = 3, /* chosen: what stands here was never seen, so often in a row */
     MOVED_SURE = 2, /* chosen: a pair that moved together this often is no coincidence */
     QUESTION_BYTES_LINE = 512, /* chosen: a question in a text without line breaks */
     WORD_CUT_APART = 128       /* chosen: word cuts are at least this far apart */
@@ -34,7 +35,8 @@ struct region {
     struct gaps gaps, more; /* more: edges of kept texts where no gap is */
     struct seg_list *out;
     size_t question;
-    bool seen; /* this very text, before */
+    uint64_t print;
+    unsigned seen; /* this very text, before: learn_text() */
 };
 
 static bool open_space(const struct seg_opts *o, struct space **ret)
@@ -83,15 +85,22 @@ static void judge_conflict(struct gap *x, double prior, bool splits_here)
                 0.5);
 }
 
+/* Is the piece behind this gap, as a whole, in no other text? */
+static bool is_new(const struct region *r, const struct gap *x)
+{
+    return x->r.known < 2 || (!x->r.blur && x->r.seen < (r->seen ? 2 : 1));
+}
+
 static void judge_gap(const struct region *r, struct gap *x)
 {
-    double prior = r->space ? (double)x->prior : -1;
+    const bool still = r->job->still;
+    double prior = r->space && !still ? (double)x->prior : -1;
     bool left = splits(&x->l), right = splits(&x->r);
     bool splits_here = x->form >= FORM_BLANK || r->job->by_line;
-    bool moved = x->moved > 0 || (x->together && x->form != FORM_WORD);
+    bool moved = x->moved > 0 || (x->together && (x->form != FORM_WORD || still));
     if (x->form == FORM_EDGE) {
         set_verdict(x, GAP_CUT, "edge", 1);
-    } else if ((left || right) && held(x)) {
+    } else if ((left || right) && held(x) && !(still && (is_new(r, x) || is_new(r, x - 1)))) {
         judge_conflict(x, prior, splits_here);
     } else if (left || right) {
         set_verdict(x, GAP_CUT,
@@ -99,7 +108,7 @@ static void judge_gap(const struct region *r, struct gap *x)
                     : left        ? "next_varies"
                                   : "previous_varies",
                     turn_share(x));
-    } else if (x->moved >= MOVED_SURE || (moved && prior < PRIOR_CUT && prior >= 0)) {
+    } else if (x->moved >= MOVED_SURE || (moved && (still || (prior < PRIOR_CUT && prior >= 0)))) {
         set_verdict(x, GAP_JOIN, "moves_together", 1 - 1.0 / (1 + x->moved + x->together));
     } else if (x->form == FORM_WORD) {
         set_verdict(x, GAP_UNSURE_JOIN, "unknown", 0.5);
@@ -160,7 +169,7 @@ static void judge_all(struct region *r)
 {
     for (size_t i = 0; i < r->gaps.n; i++)
         judge_gap(r, &r->gaps.gap[i]);
-    thin_words(&r->gaps);
+    if (!r->job->still) thin_words(&r->gaps);
     if (r->question < r->job->end) cut_question(r);
 }
 
@@ -304,6 +313,13 @@ static bool is_question(const struct region *r, const struct gap *a, const struc
     return !splits(&a->r) || !splits(&b->l);
 }
 
+/* Of a still text: new where new things always stand, a date, a name; or all of a new text. */
+static bool is_news(const struct region *r, const struct gap *a, const struct gap *b)
+{
+    bool usual = a->form == FORM_EDGE || a->l.news >= NEWS_LEAST;
+    return usual && (is_new(r, a) || is_new(r, b - 1)); /* its first piece, its last */
+}
+
 static int emit_run(struct region *r, const struct gap *a, const struct gap *b)
 {
     const struct region_job *j = r->job;
@@ -319,6 +335,7 @@ static int emit_run(struct region *r, const struct gap *a, const struct gap *b)
                        : is_kept(a) && is_kept(b) ? "known"
                                                   : "learned";
     size_t size = s.end - s.begin;
+    if (j->still && (size < BLOCK_BYTES_MIN || is_news(r, a, b))) return 0;
     bool whole = size <= BLOCK_BYTES_MAX || (sure_ends && size <= LEARNED_BYTES_MAX);
     if (!unsure && sure_ends && whole) {
         if (!chunk_trim(j->text, &s)) return 0;
@@ -337,11 +354,31 @@ static int emit_run(struct region *r, const struct gap *a, const struct gap *b)
     return rc < 0 ? rc : blocks_flush(&c);
 }
 
+/* Where chunks may start. A still text's start behind what other texts began with, too: that is an
+ * exact prefix. One that comes again and again, byte for byte, is one as a whole, and so is,
+ * for now, a new one that shares no more than a greeting with others. */
+static size_t first_cut(struct region *r)
+{
+    struct gaps *g = &r->gaps;
+    const unsigned least = r->seen ? 2 : 1;
+    size_t first = 0, n_new = 0;
+    if (!r->job->still) return 0;
+    if (r->seen && (!(r->seen & TEXT_CUT) || (r->seen & TEXT_TIMES) == TEXT_TIMES)) return g->n;
+    for (size_t i = 0; i + 1 < g->n; i++) {
+        n_new += is_new(r, &g->gap[i]);
+        if (g->gap[i].l.known == GAP_WIDTHS && g->gap[i].l.seen >= least) first = i;
+    }
+    if (2 * n_new > g->n && g->gap[first].end < r->job->begin + BLOCK_BYTES_GROUP) return g->n;
+    for (size_t i = 1; i <= first; i++)
+        set_verdict(&g->gap[i], i < first ? GAP_JOIN : GAP_CUT, "prefix", 1);
+    return first;
+}
+
 static int emit(struct region *r)
 {
     const struct gaps *g = &r->gaps;
     int rc = 0;
-    for (size_t a = 0, b; a + 1 < g->n && rc == 0; a = b) {
+    for (size_t a = first_cut(r), b; a + 1 < g->n && rc == 0; a = b) {
         for (b = a + 1; g->gap[b].verdict != GAP_CUT; b++)
             ASSERT(b + 1 < g->n); /* the last gap is an edge, and cut */
         rc = emit_run(r, &g->gap[a], &g->gap[b]);
@@ -390,8 +427,13 @@ static void remember(struct region *r, size_t n_before)
 {
     const struct region_job *j = r->job;
     if (j->opts->dry || r->seen) return;
+    if (j->still && r->out->n > n_before) {
+        (void)learn_text(r->learner, r->space, r->print, TEXT_CUT, false);
+        for (size_t i = gap_from(&r->gaps, r->out->seg[n_before].begin) + 1; i < r->gaps.n; i++)
+            r->gaps.gap[i].left[GAP_WIDTHS - 1] = 0; /* behind a chunk: no exact prefix */
+    }
     learn_add(r->learner, r->space, &r->gaps);
-    for (size_t i = n_before; i < r->out->n; i++) {
+    for (size_t i = n_before; i < r->out->n && !j->still; i++) {
         const struct seg *s = &r->out->seg[i];
         bool sure = strcmp(s->detector, "learned") == 0 || strcmp(s->detector, "known") == 0;
         learn_keep(r->learner, r->space, j->text + s->begin, s->end - s->begin, sure);
@@ -403,6 +445,7 @@ int learned_cut(const struct region_job *j, struct seg_list *out)
     const struct seg_opts *o = j->opts;
     struct region r = {.job = j, .learner = o->learner, .out = out, .question = j->question};
     size_t n_before = out->n;
+    r.gaps.still = j->still;
     if (j->begin >= j->end) return 0;
     if (j->end - j->begin > GAP_TEXT_MAX) {
         struct cutter c = cutter_of(j, j->detector ? j->detector : "blocks", out);
@@ -412,14 +455,14 @@ int learned_cut(const struct region_job *j, struct seg_list *out)
     if (rc < 0 || r.gaps.n == 0) goto out;
     (void)open_space(o, &r.space);
     if (r.space) {
-        uint64_t print = XXH3_64bits(j->text + j->begin, j->end - j->begin);
-        r.seen = learn_text(r.learner, r.space, print, o->dry);
+        r.print = XXH3_64bits(j->text + j->begin, j->end - j->begin);
+        r.seen = learn_text(r.learner, r.space, r.print, 0, o->dry);
         learn_look(r.space, &r.gaps);
     }
     judge_all(&r);
-    if (r.space) rc = scan_kept(&r, j->end, place_kept);
+    if (r.space && !j->still) rc = scan_kept(&r, j->end, place_kept);
     if (rc == 0 && r.more.n > 0) rc = merge(&r.gaps, &r.more);
-    if (rc == 0 && !(j->still && r.seen)) rc = emit(&r);
+    if (rc == 0) rc = emit(&r);
     if (rc == 0 && o->whys) rc = explain(&r, n_before);
     if (rc == 0 && r.space) remember(&r, n_before);
 out:
@@ -494,8 +537,8 @@ int learned_short(const struct region_job *j, struct seg_list *out)
     for (size_t i = 0; i < r.gaps.n; i++)
         set_verdict(&r.gaps.gap[i], GAP_UNSURE_JOIN, "short_text", 1);
     if (rc < 0 || r.gaps.n == 0) goto out;
-    uint64_t print = XXH3_64bits(j->text + j->begin, end - j->begin);
-    r.seen = learn_text(r.learner, r.space, print, o->dry);
+    r.print = XXH3_64bits(j->text + j->begin, end - j->begin);
+    r.seen = learn_text(r.learner, r.space, r.print, 0, o->dry);
     rc = scan_kept(&r, end, take_kept);
     if (rc == 0 && !o->dry && !r.seen) offer(&r);
     if (rc == 0 && o->whys) rc = explain(&r, n_before);

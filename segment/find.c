@@ -262,22 +262,37 @@ static int best_preset(const struct job *j, const struct preset **ret)
     return r;
 }
 
+/* What stands in front of the first mark comes again and again, as a system text does. */
+static int in_front(const struct job *j, size_t end, struct seg_list *out)
+{
+    struct region_job u = {.opts = j->opts,
+                           .text = j->text->text,
+                           .end = end,
+                           .question = SIZE_MAX,
+                           .still = true,
+                           .msg = j->msg};
+    return j->tool || end < TEXT_BYTES_BLOCKS ? 0 : learned_cut(&u, out);
+}
+
 /* Append the chunks of the best preset: 1 found, 0 none fits. */
 static int by_preset(const struct job *j, struct seg_list *out)
 {
     const struct preset *p = NULL;
-    size_t n_before = out->n;
+    struct seg_list l = {0};
     int r = best_preset(j, &p);
     if (r < 0 || !p) return r;
     struct job final = *j;
     final.learn = true;
     bool closed = false;
-    r = run_preset(&final, p, out, &closed);
-    if (r < 0) return r;
-    if (p->open.n || p->split == SPLIT_JOIN || p->split == SPLIT_WHOLE) {
-        r = explain_marks(j, out, n_before, "marker");
-        learned_keep(j->opts, j->text->text, out, n_before);
+    r = run_preset(&final, p, &l, &closed);
+    if (r == 0 && l.n > 0) r = in_front(j, l.seg[0].begin, out);
+    if (r == 0 && (p->open.n || p->split == SPLIT_JOIN || p->split == SPLIT_WHOLE)) {
+        r = explain_marks(j, &l, 0, "marker");
+        learned_keep(j->opts, j->text->text, &l, 0);
     }
+    for (size_t i = 0; i < l.n && r == 0; i++)
+        r = seg_add(out, l.seg[i].msg, l.seg[i].begin, l.seg[i].end, l.seg[i].detector);
+    seg_list_fini(&l);
     return r < 0 ? r : 1;
 }
 
@@ -291,9 +306,9 @@ static int plain(const struct job *j, struct seg_list *out)
     if (!j->tool) u.question = before_question(j, 0, t->len);
     if (t->len < (j->tool ? TOOL_BYTES_MIN : TEXT_BYTES_BLOCKS)) return learned_short(&u, out);
     if (!j->tool) {
-        u.preamble_end = after_preamble(t->text, 0, t->len);
-        u.fixed_preamble = true;
         u.still = strcmp(t->role, "system") == 0 || strcmp(t->role, "developer") == 0;
+        u.fixed_preamble = !u.still;
+        if (!u.still) u.preamble_end = after_preamble(t->text, 0, t->len);
     }
     return learned_cut(&u, out);
 }

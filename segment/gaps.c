@@ -18,6 +18,10 @@ enum {
     SEED_RIGHT = 2,
     SEED_WORD = 3,
     SEED_OPENING = 16, /* and the form */
+    SEED_PREFIX = 64,
+    SEED_PIECE,
+    STILL_WORDS = 64, /* chosen: words of a piece without sentences, about */
+    STILL_BYTES = 48, /* chosen: fewer may stand anywhere */
     OPENING_BYTES_MAX = 24,
     MARKER_BYTES_MAX = 48
 };
@@ -167,19 +171,22 @@ static uint64_t window(const struct scanner *s, size_t from, size_t to, uint64_t
     return s->sum[to - s->begin] - s->sum[from - s->begin] * power;
 }
 
-/* Fingerprints of the bytes in front of `at` (back) or from it on, in each width. The narrow window
- * stays inside its piece, whose other end is `edge`: a title, or a last line cut short, is known by
- * itself, whatever document comes next. */
+/* Of the bytes in front of `at` (back) or from it on, as far as `limit`. */
+static uint64_t print_window(const struct scanner *s, size_t at, size_t limit, bool back, int k)
+{
+    const size_t n = back ? at - limit : limit - at, w = n < widths[k] ? n : widths[k];
+    const uint64_t power = w == widths[k] ? s->power[k] : power_of(w);
+    const uint64_t h = back ? window(s, at - w, at, power) : window(s, at, at + w, power);
+    return mix(h, (back ? SEED_LEFT : SEED_RIGHT) + 4 * (unsigned)k);
+}
+
+/* In each width. The narrow window stays inside its piece, whose other end is `edge`: a title, or a
+ * last line cut short, is known by itself, whatever document comes next. */
 static void print_side(const struct scanner *s, size_t at, size_t edge, bool back,
                        uint64_t ret[GAP_WIDTHS])
 {
-    for (int k = 0; k < GAP_WIDTHS; k++) {
-        const size_t limit = k == 0 ? edge : back ? s->begin : s->end;
-        const size_t n = back ? at - limit : limit - at, w = n < widths[k] ? n : widths[k];
-        const uint64_t power = w == widths[k] ? s->power[k] : power_of(w);
-        const uint64_t h = back ? window(s, at - w, at, power) : window(s, at, at + w, power);
-        ret[k] = mix(h, (back ? SEED_LEFT : SEED_RIGHT) + 4 * (unsigned)k);
-    }
+    for (int k = 0; k < GAP_WIDTHS; k++)
+        ret[k] = print_window(s, at, k == 0 ? edge : back ? s->begin : s->end, back, k);
 }
 
 static uint32_t print_word(const char *t, size_t at, size_t end)
@@ -240,11 +247,23 @@ static int add_word_gap(struct scanner *s, const struct piece *word, size_t begi
     return gaps_add(s->out, g);
 }
 
+/* Where a still text's long line is divided: behind a sentence, or where a word says so, but not
+ * shortly behind another such place (`last`), as a few words alone may stand anywhere. */
+static bool ends_piece(const char *t, const struct piece *word, size_t *last)
+{
+    bool ends =
+        strchr(".!?", t[word->end - 1]) || print_word(t, word->begin, word->end) % STILL_WORDS == 0;
+    bool apart = word->end - *last >= STILL_BYTES;
+    if (ends) *last = word->end;
+    return ends && apart;
+}
+
 /* Gaps between the words of a long piece. */
 static int word_gaps(struct scanner *s, size_t begin, size_t end)
 {
     const char *t = s->text;
     struct piece word = {begin, begin};
+    size_t last = begin;
     int r = 0;
     for (size_t i = begin; i < end && s->n_words < GAP_WORDS_MAX && r == 0; i++) {
         bool blank = is_blank(t[i]);
@@ -254,16 +273,31 @@ static int word_gaps(struct scanner *s, size_t begin, size_t end)
         while (next < end && is_blank(t[next]))
             next++;
         if (next >= end) break;
-        if (word.end > word.begin) r = add_word_gap(s, &word, next, end);
+        if (word.end > word.begin && (!s->out->still || ends_piece(t, &word, &last)))
+            r = add_word_gap(s, &word, next, end);
         word.begin = next;
         i = next - 1;
     }
     return r;
 }
 
+/* Of a still text everything in front of a gap is its widest window, so that what is known in it is
+ * an exact prefix; and a change anywhere in a piece makes another neighbour of it. */
+static void still_prints(const struct scanner *s)
+{
+    for (struct gap *a = s->out->gap, *b = a + 1; b < s->out->gap + s->out->n; a = b++) {
+        a->next = b->prev = print_word(s->text, a->begin, b->end);
+        a->right[0] = print_window(s, a->begin, b->end, false, 0);
+        a->right[1] = mix(a->next, SEED_PIECE);
+        b->left[0] = print_window(s, b->end, a->begin, true, 0);
+        b->left[GAP_WIDTHS - 1] = mix(s->sum[b->end - s->begin], SEED_PREFIX);
+    }
+}
+
 int gaps_find(const char *text, size_t begin, size_t end, struct gaps *ret)
 {
     struct scanner s = {.out = ret};
+    const size_t long_piece = ret->still ? widths[1] : BLOCK_BYTES_MAX;
     struct piece last = {0, 0};
     size_t n_pieces = 0;
     unsigned form = FORM_EDGE;
@@ -283,7 +317,7 @@ int gaps_find(const char *text, size_t begin, size_t end, struct gaps *ret)
         } else if (start < to) { /* else a line of nothing but a marker */
             struct piece p = {start, to};
             r = add_line_gap(&s, n_pieces ? &last : NULL, &p, n_pieces ? form : FORM_EDGE);
-            if (r == 0 && to - start > BLOCK_BYTES_MAX) r = word_gaps(&s, start, to);
+            if (r == 0 && to - start > long_piece) r = word_gaps(&s, start, to);
             last = p;
             n_pieces++;
             form = FORM_LINE;
@@ -293,6 +327,7 @@ int gaps_find(const char *text, size_t begin, size_t end, struct gaps *ret)
     bool lone = n_pieces == 1 && last.end - last.begin >= PIECE_BYTES_LONE && s.n_words == 0;
     if (r == 0 && lone) r = word_gaps(&s, last.begin, last.end);
     if (r == 0 && n_pieces > 0) r = add_line_gap(&s, &last, NULL, FORM_EDGE);
+    if (r == 0 && ret->still && n_pieces > 0) still_prints(&s);
     mem_free(s.sum);
     return r;
 }

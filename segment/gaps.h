@@ -30,6 +30,8 @@ struct gap_side {  /* what is known of one side */
     uint8_t n;     /* different neighbours, about */
     uint8_t moved; /* times that it moved together with this neighbour */
     bool blur;     /* it stands in a text twice: known, but says nothing */
+    uint8_t known; /* its windows that are known */
+    uint8_t news;  /* the last so many neighbours had never been seen (still texts only) */
 };
 struct gap {
     uint32_t end, begin;                          /* the piece before ends, the one behind begins */
@@ -47,6 +49,7 @@ struct gap {
 struct gaps {
     struct gap *gap;
     size_t n, cap;
+    bool still; /* the caller's: of a text that comes again with a few words changed */
 };
 /* All gaps of text[begin, end), the first and the last are its edges. -ENOMEM. */
 int gaps_find(const char *text, size_t begin, size_t end, struct gaps *ret);

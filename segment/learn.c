@@ -207,7 +207,7 @@ struct side *learn_side_place(struct space *s, uint64_t key)
 /* Four times the room, when the budget has it; the entries move. */
 void learn_grow(struct seg_learner *l, struct space *s)
 {
-    if (s->n_used <= s->n_sides / 4 * 3) return;
+    if (s->n_used <= s->n_sides / 2) return;
     size_t n = s->n_sides * 4, more = tables_bytes(n) - tables_bytes(s->n_sides);
     if (n > SPACE_ENTRIES_MAX) return;
     pthread_mutex_lock(&l->m);
@@ -243,18 +243,23 @@ void learn_grow(struct seg_learner *l, struct space *s)
     mem_free(old_kept);
 }
 
-bool learn_text(struct seg_learner *l, struct space *s, uint64_t text_print, bool dry)
+unsigned learn_text(struct seg_learner *l, struct space *s, uint64_t text_print, unsigned cut,
+                    bool dry)
 {
-    uint64_t print = text_print | 1, *at = &s->text[(print >> 20) % TEXTS];
+    const uint64_t print = text_print & ~(uint64_t)(TEXT_CUT | TEXT_TIMES);
+    uint64_t *at = &s->text[(print >> 20) % TEXTS], past;
     learn_lock(s);
-    bool seen = *at == print;
-    if (!dry) *at = print;
+    past = *at ^ print;
+    if (past > (TEXT_CUT | TEXT_TIMES)) past = 0;
+    if (!dry) *at = print | past | cut;
+    if (!dry && !cut && (past & TEXT_TIMES) < TEXT_TIMES) *at += 1;
     learn_unlock(s);
+    if (cut) return (unsigned)past;
     pthread_mutex_lock(&l->m);
-    l->n_texts += !dry && !seen;
-    l->n_repeated += !dry && seen;
+    l->n_texts += !dry && !past;
+    l->n_repeated += !dry && past;
     pthread_mutex_unlock(&l->m);
-    return seen;
+    return (unsigned)past;
 }
 
 /* ---- gaps like it ---- */
@@ -336,6 +341,8 @@ static struct gap_side look_side(const struct space *s, const uint64_t *key, uin
         r.turns = e->repeated ? 0 : (uint8_t)(e->turns + (e->neighbour != neighbour));
         r.n = (uint8_t)__builtin_popcount(e->sketch | 1u << (neighbour & 7));
         r.moved = e->neighbour == neighbour ? e->moved : 0;
+        r.known = (uint8_t)(k + 1);
+        r.news = e->news;
     }
     return r;
 }
@@ -412,12 +419,14 @@ void learn_add(struct seg_learner *l, struct space *s, const struct gaps *g)
         if (x->form == FORM_KNOWN) continue; /* a place that was looked up, not read */
         learn_grow(l, s);
         for (int k = 0; k < GAP_WIDTHS; k++) {
-            struct side *left = i > 0 ? add_side(s, x->left[k], x->next, now) : NULL;
+            struct side *left = x->left[k] ? add_side(s, x->left[k], x->next, now) : NULL;
             if (left && x->together) left->moved += left->moved < 255;
+            if (left && g->still) left->news = x->r.known > 1 ? 0 : left->news + (left->news < 255);
             struct side *right = i + 1 < g->n ? add_side(s, x->right[k], x->prev, now) : NULL;
             if (right && x->together) right->moved += right->moved < 255;
         }
-        if (x->together || x->verdict == GAP_CUT) count_gap(s, x, x->verdict == GAP_CUT);
+        if (!g->still && (x->together || x->verdict == GAP_CUT))
+            count_gap(s, x, x->verdict == GAP_CUT);
     }
     learn_unlock(s);
 }

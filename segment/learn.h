@@ -20,8 +20,11 @@ enum {
 /* 1 open; 0 no memory for this namespace: go on without; never an error of the request. */
 int learn_open(struct seg_learner *l, const char *name, struct space **ret);
 void learn_close(struct seg_learner *l, struct space *s);
-/* Has this very text been seen? Remembers it unless dry. */
-bool learn_text(struct seg_learner *l, struct space *s, uint64_t text_print, bool dry);
+/* How often this very text has come (TEXT_TIMES: so often or more), with TEXT_CUT if it was said to
+ * have chunks. Unless dry it has come once more, or, with `cut`, is said to have chunks. */
+enum { TEXT_TIMES = 3, TEXT_CUT = 4 };
+unsigned learn_text(struct seg_learner *l, struct space *s, uint64_t text_print, unsigned cut,
+                    bool dry);
 /* Fill in what is known of the gaps' sides, and of gaps like them. */
 void learn_look(struct space *s, struct gaps *g);
 /* Add this text to the history, after learn_look(). */

@@ -23,6 +23,7 @@ struct side { /* one side of a gap, as history */
     uint64_t key;
     uint32_t neighbour, stamp;
     uint8_t seen, turns, sketch, moved, repeated;
+    uint8_t news; /* not in the file: three texts teach it again */
 };
 struct opening {        /* the word that pieces start with, by the gap in front of them */
     uint32_t key, last; /* the piece it was counted for last: one that comes again says nothing */

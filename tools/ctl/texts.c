@@ -212,6 +212,7 @@ static const char segment_view[] =
     "[{?reasons.kept_text}  kept_text            cut: a text that was cut before stands here\n]"
     "[{?reasons.inside_kept_text}  inside_kept_text     whole: inside a text that was cut before\n]"
     "[{?reasons.near_a_better_cut}  near_a_better_cut    whole: too close to a better boundary\n]"
+    "[{?reasons.prefix}  prefix               whole: other system texts begin like this, too\n]"
     "[{?reasons.question}  question             cut: the question begins here\n]"
     "[{?reasons.edge}  edge                 cut: the text's beginning or end\n]"
     "[{?reasons.marker}  marker               cut: a framework's marker or a part, document or "
