@@ -162,8 +162,9 @@ static int add_ranges(struct preparing *x)
     return rc;
 }
 
-/* What the gateway has found, else, where nothing was said so far, what the segmenter finds. */
-static int add_found(struct preparing *x, const struct seg_text *text, size_t n)
+/* What the gateway has found, else what the segmenter finds: where the chunks were said, behind the
+ * volatile parts of system texts only. */
+static int add_found(struct preparing *x, struct seg_text *text, size_t n)
 {
     const struct wk_prepare *q = x->q;
     const struct worker *w = q->w;
@@ -175,12 +176,15 @@ static int add_found(struct preparing *x, const struct seg_text *text, size_t n)
     if (list) {
         rc = seg_parse(list, strlen(list), &s);
         if (rc == -EINVAL || rc == -EBADMSG) rc = 0, s.n = 0; /* a hint, never a reason to fail */
-    } else if (x->n == 0) {
+    } else {
         struct seg_opts so = {.separator = x->m->separator,
                               .learner = w->segmenter.learner,
                               .space = x->m->ns,
                               .dry = q->whys != NULL,
                               .whys = q->whys};
+        for (size_t i = 0; x->n > 0 && i < n; i++)
+            if (strcmp(text[i].role, "system") != 0 && strcmp(text[i].role, "developer") != 0)
+                text[i].len = 0;
         rc = seg_find(w->segmenter.presets, &so, text, n, &s);
     }
     for (size_t i = 0; rc >= 0 && i < s.n; i++) {
