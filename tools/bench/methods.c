@@ -63,6 +63,7 @@ static bool take_paper(const char *name, unsigned L, struct bench_run *ret)
     } else if (strcmp(name, "qcfuse") == 0) { /* arXiv 2606.05875: over anchors, to one layer */
         ret->strategy = POL_SIDE;
         ret->anchors = true;
+        ret->with.side_layer = L / 3; /* measured: docs/quality.md */
     } else {
         return false;
     }

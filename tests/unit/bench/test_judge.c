@@ -52,7 +52,7 @@ TEST(default_takes_the_ratios_that_are_asked_for_and_keeps_its_own)
 TEST(baselines_of_papers)
 {
     struct bench_run m[32];
-    ASSERT_EQ(methods("prophetkv,qcfuse:side=9", "0.1", true, m), 3);
+    ASSERT_EQ(methods("prophetkv,qcfuse:side=9,qcfuse", "0.1", true, m), 4);
     check(&m[1], "prophetkv", POL_QUERY, 0.1);
     ASSERT_EQ(m[1].with.score_lo, 0);
     ASSERT_EQ(m[1].with.score_hi, 30);
@@ -60,6 +60,7 @@ TEST(baselines_of_papers)
     check(&m[2], "qcfuse:side=9", POL_SIDE, 0.1);
     ASSERT_EQ(m[2].with.side_layer, 9);
     ASSERT_TRUE(m[2].anchors);
+    ASSERT_EQ(m[3].with.side_layer, 10);
 }
 
 TEST(settings_behind_a_name)
