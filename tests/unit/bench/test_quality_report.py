@@ -73,6 +73,15 @@ class Page(unittest.TestCase):
         self.assertNotIn("/somewhere", text)
         self.assertEqual({p.suffix for p in self.dir.iterdir()}, {".json", ".md"})  # and no other file
 
+    def test_choices_stand_where_lines_have_candidates(self):
+        chosen = {"answer_agreement": 0.875, "same_choice": 0.5, "same_choice_lo": 0.25, "same_choice_hi": 0.75}
+        rows = [{**row("qcfuse", 0.15, "all", 0.1, 0.3), **chosen}]
+        r, text = self.write(run_of(True, rows), plain_run())
+        self.assertEqual(r.returncode, 0, r.stderr)
+        papers, plain = text.split("\n## texts.jsonl\n")
+        self.has(papers, "## texts.jsonl, baselines of papers", "| answer's tokens | same choice [95 %] |", "| 0.88 | 0.500 [0.250, 0.750] |")
+        self.assertNotIn("same choice", plain)
+
     def test_a_calibration_says_what_was_looked_at(self):
         knob = {"knob": "check layer", "strategy": "hkvd"}
         r, text = self.write({
@@ -87,7 +96,7 @@ class Page(unittest.TestCase):
                  "- `qs`: 0.10: 0.300 [0.200, 0.400];", "Chosen: `qs` at 0.120 for a loss of 0.25.")
 
     def test_the_page_in_docs_is_what_its_runs_say(self):
-        names = "calibration continuation no-sink musique musique-whole crossref crossref-calibrated crossref-schedules map"
+        names = "calibration continuation no-sink musique musique-whole papers crossref crossref-calibrated crossref-schedules map"
         runs = [(ROOT / "docs/quality" / f"{name}.json").read_text() for name in names.split()]
         r, text = self.write(*runs, notes=(ROOT / "docs/quality/notes.md").read_text())
         self.assertEqual(r.returncode, 0, r.stderr)
