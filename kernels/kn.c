@@ -399,13 +399,6 @@ int kn_deviation(struct kn_stream *st, const float *a, size_t lda, const void *b
     return m ? stream_ops(st)->row->deviation(st, a, lda, b, t, m, n, K, ret) : 0;
 }
 
-int kn_change(struct kn_stream *st, const float *a, size_t lda, const void *b, enum kn_dtype t,
-              size_t m, size_t n, size_t K, float *ret)
-{
-    if (lda < n || K == 0 || (unsigned)t >= DTYPES) return -EINVAL;
-    return m && n ? stream_ops(st)->row->change(st, a, lda, b, t, m, n, K, ret) : 0;
-}
-
 int kn_edit(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t n,
             const struct kn_edit *list, size_t stride, const uint32_t *n_edits)
 {

@@ -321,9 +321,6 @@ int kn_attn_mass(struct kn_stream *st, const struct kn_attn_args *a, float *mass
  * dtype t, anywhere as in kn_kv_load(), NULL = 0. */
 int kn_deviation(struct kn_stream *st, const float *a, size_t lda, const void *b, enum kn_dtype t,
                  size_t m, size_t n, size_t K, float *ret /* [m] */);
-/* ret[i] += |a[i] - b[i]| / |a[i]|, the lengths of the vectors; nothing where a[i] is 0. */
-int kn_change(struct kn_stream *st, const float *a, size_t lda, const void *b, enum kn_dtype t,
-              size_t m, size_t n, size_t K, float *ret /* [m] */);
 /* The first n_edits[i] of row i of list [m, stride], all of different ids, are done to row i of x
  * [m, n], stride ldx. What is beyond n is left out. */
 int kn_edit(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t n,

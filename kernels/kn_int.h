@@ -49,7 +49,6 @@ struct kn_row_ops {
     typeof(kn_attn) *attn;
     typeof(kn_attn_mass) *attn_mass;
     typeof(kn_deviation) *deviation;
-    typeof(kn_change) *change;
     typeof(kn_edit) *edit;
     typeof(kn_draw) *draw;
     typeof(kn_top) *top;

@@ -126,9 +126,9 @@ int store_pin_side(struct store_pin *p, unsigned layer, const void **ret_k,
 bool store_has_side(struct store *s, const struct tier_key *k);
 /* From where this lookup got it: "ram" or the tier's name. Valid as long as the store. */
 const char *store_pin_tier(const struct store_pin *p);
-/* Encodings behind other chunks that the record is the mean of (record_desc), once it has settled.
- */
-uint32_t store_pin_contexts(const struct store_pin *p);
+/* Encodings behind other chunks that the record is the mean of (record_desc), once it has settled;
+ * *ret_tokens (NULL: not wanted): of all these contexts. */
+uint32_t store_pin_contexts(const struct store_pin *p, uint32_t *ret_tokens);
 /* How sensitive each token is to its context: 1, ret [n] filled; 0 the record has no contexts. */
 int store_pin_scores(const struct store_pin *p, float *ret);
 /* Bytes that have yet to arrive. */

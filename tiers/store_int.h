@@ -134,9 +134,9 @@ struct store_pin {
     struct store *s;
     struct tier_key key;
     enum kn_dtype dtype;
-    uint32_t n_contexts; /* of a record on a device */
-    struct side *side;   /* once it was asked for */
-    const int32_t *tok;  /* until it has settled */
+    uint32_t n_contexts, context_tokens; /* of a record on a device */
+    struct side *side;                   /* once it was asked for */
+    const int32_t *tok;                  /* until it has settled */
     size_t n;
     uint64_t wait_ns, deadline_ns;
     int from; /* tier, -1 RAM */

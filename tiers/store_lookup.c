@@ -161,6 +161,7 @@ static int direct_lookup(struct store *s, const struct store_ask *a, struct stor
     p->key = a->key;
     p->dtype = v.desc.dtype;
     p->n_contexts = v.desc.n_contexts;
+    p->context_tokens = v.desc.context_tokens;
     p->from = 0;
     pthread_mutex_lock(&s->m);
     s->tier[0].hits++;
@@ -436,8 +437,9 @@ const char *store_pin_tier(const struct store_pin *p)
     return p->from < 0 ? "ram" : s->tier[p->from].t->name;
 }
 
-uint32_t store_pin_contexts(const struct store_pin *p)
+uint32_t store_pin_contexts(const struct store_pin *p, uint32_t *ret_tokens)
 {
+    if (ret_tokens) *ret_tokens = p->there ? p->context_tokens : p->e->desc.context_tokens;
     return p->there ? p->n_contexts : p->e->desc.n_contexts;
 }
 
@@ -445,7 +447,7 @@ int store_pin_scores(const struct store_pin *p, float *ret)
 {
     const struct record_layout *l = p->there ? tier_gpu_layout(p->there) : &p->e->layout;
     const uint8_t *header = p->there ? tier_gpu_header(p->there) : p->e->part[0];
-    if (store_pin_contexts(p) == 0) return 0;
+    if (store_pin_contexts(p, NULL) == 0) return 0;
     memcpy(ret, header + l->score_off, sizeof *ret * p->n);
     return 1;
 }

@@ -173,7 +173,8 @@ static int take_limits(struct wk_opts *w, const char *text, struct err *err)
 
     (void)wk_parse_limits(text, &l);
     if (l.ns_len == 0) {
-        t->ttl_ms = l.ttl_ms;
+        if (l.has_ttl) t->ttl_ms = l.ttl_ms;
+        t->contexts_off = t->contexts_off || l.contexts_off;
         return 0;
     }
     char *given = arena_strndup(&w->arena, text, l.ns_len);

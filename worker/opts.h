@@ -32,6 +32,7 @@ struct wk_tier_opts {
     uint64_t secret[2];               /* tier_secret(): the text is not kept */
     uint8_t auth_key[AUTH_KEY_BYTES]; /* tier_secret_auth() */
     bool has_secret;
+    bool contexts_off;      /* of all namespaces */
     const char *access_log; /* NULL: none */
 };
 struct wk_opts {

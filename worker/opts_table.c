@@ -32,7 +32,7 @@ int wk_parse_nvme(const char *text, struct wk_nvme *ret)
     return ret->path_len > 0 ? 0 : -EINVAL;
 }
 
-/* "ram:SIZE", "nvme:SIZE" or "ttl:DURATION". */
+/* "ram:SIZE", "nvme:SIZE", "ttl:DURATION" or "contexts:off". */
 static int parse_limit(char *field, struct wk_limits *ret)
 {
     char *value = strchr(field, ':');
@@ -43,6 +43,10 @@ static int parse_limit(char *field, struct wk_limits *ret)
     if (strcmp(field, "ttl") == 0) {
         ret->has_ttl = true;
         return opt_parse_duration_ms(value, &ret->ttl_ms);
+    }
+    if (strcmp(field, "contexts") == 0) {
+        ret->contexts_off = true;
+        return strcmp(value, "off") == 0 ? 0 : -EINVAL;
     }
     if (strcmp(field, "ram") == 0) bytes = &ret->ram_bytes;
     if (strcmp(field, "nvme") == 0) bytes = &ret->nvme_bytes;
@@ -157,9 +161,10 @@ const struct opt_def wk_opts_table[] = {
     {"codec", OPT_ENUM, "none", 0, 0, "none|q8",
      "What sinks to NVMe and Redis: q8 = 8 bits, half of f16; Redis is shared by workers that say "
      "the same."},
-    {"namespace", OPT_STR, NULL, 0, 0, "NS=ram:SIZE,nvme:SIZE,ttl:DURATION",
-     "Hard caps of a namespace's records and how long they live (0: for ever), each or all of "
-     "them; NS *: the life of all records. In a variable spaces separate several.",
+    {"namespace", OPT_STR, NULL, 0, 0, "NS=ram:SIZE,nvme:SIZE,ttl:DURATION,contexts:off",
+     "Hard caps of a namespace's records, how long they live (0: for ever), and whether none is "
+     "encoded behind others; each or all of these. NS *: all records, without sizes. In a variable "
+     "spaces separate several.",
      .repeatable = true, .split = " ", .check = is_limits},
     {"secret", OPT_STR, NULL, 0, 0, NULL,
      "Text mixed into all keys of records: workers share records only when it agrees. Better given "

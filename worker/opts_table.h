@@ -21,10 +21,10 @@ struct
 int wk_parse_nvme(const char *text, struct wk_nvme *ret);
 struct wk_limits {
     const char *ns;
-    size_t ns_len;                  /* of what ns points to; 0: of all namespaces, ttl alone */
+    size_t ns_len;                  /* of what ns points to; 0: of all namespaces, no sizes */
     uint64_t ram_bytes, nvme_bytes; /* 0: not said */
     uint64_t ttl_ms;                /* 0: for ever */
-    bool has_ttl;
+    bool has_ttl, contexts_off;     /* off: no record is merged, within the namespace either */
 };
 int wk_parse_limits(const char *text, struct wk_limits *ret);
 int wk_parse_kv_pages(const char *text, uint64_t *ret_bytes, uint64_t *ret_reserve); /* 0: auto */

@@ -10,7 +10,7 @@
 #include "worker/fleet/residency.h"
 #include "worker/kvlog.h"
 #include "worker/quality/guard.h"
-#include "worker/quality/sensitivity.h"
+#include "worker/quality/contexts.h"
 #include "worker/request/request.h"
 #include "worker/reuse/builds.h"
 #include "worker/reuse/namespaces.h"
@@ -225,7 +225,7 @@ int wk_create(const struct wk_opts *o, struct worker **ret, struct err *err)
     if ((rc = wk_helpers_create(n_helpers, &w->helpers)) < 0) goto fail;
     if ((rc = watch_process(w)) < 0) goto fail;
     if ((rc = wk_builds_create(w, wk_warmups_built)) < 0) goto fail;
-    if ((rc = wk_sensitivity_create(w)) < 0) goto fail;
+    if ((rc = wk_contexts_create(w)) < 0) goto fail;
     if ((rc = wk_guard_create(w)) < 0) goto fail;
     if ((rc = open_door(w, err)) < 0) goto fail;
     if ((rc = wk_loader_start(w)) < 0) goto fail;
@@ -261,7 +261,7 @@ void wk_destroy(struct worker *w)
     while (!LIST_EMPTY(&w->requests.tasks))
         wk_task_free(LIST_FIRST(&w->requests.tasks));
     wk_builds_destroy(w);
-    wk_sensitivity_destroy(w);
+    wk_contexts_destroy(w);
     wk_guard_destroy(w);
     for (int i = 0; i < 2; i++)
         if (w->process.signals[i]) event_free(w->process.signals[i]);

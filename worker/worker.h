@@ -30,11 +30,11 @@ enum { WK_EXIT_DEVICE_LOST = 3, WK_EXIT_MODEL_FILE = 4 };
 struct event;
 struct wk_task;
 struct wk_builds;
+struct wk_contexts;
 struct wk_decider;
 struct wk_guard;
 struct wk_kvlog;
 struct wk_namespaces;
-struct wk_sensitivity;
 
 struct wk_process { /* worker.c; loop */
     struct http_server *server;
@@ -95,7 +95,7 @@ struct worker {
     struct wk_builds *builds;
     struct wk_namespaces *namespaces;
     struct wk_guard *guard;
-    struct wk_sensitivity *sensitivity;
+    struct wk_contexts *contexts;
     struct wk_fleet fleet;
 };
 int wk_create(const struct wk_opts *o, struct worker **ret, struct err *err);

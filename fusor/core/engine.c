@@ -123,7 +123,6 @@ static void drop_plan(const struct fus_plan *p, int status)
         if (p->range[i].src.ops) p->range[i].src.ops->release(p->range[i].src.ctx);
     for (size_t i = 0; i < p->n_capture; i++)
         if (p->capture[i].sink.ops) p->capture[i].sink.ops->done(p->capture[i].sink.ctx, status);
-    if (p->measure.src.ops) p->measure.src.ops->release(p->measure.src.ctx);
 }
 
 static void job_end(struct fus_job *j, enum fus_finish finish, int status)
@@ -311,7 +310,6 @@ static int try_start(struct fus_engine *e, struct fus_job *j)
     if (err == 0) err = fus_prefill_begin(j->choice[0].s, &r->plan, &j->prefill);
     if (err < 0) return err;
     r->plan.n_range = r->plan.n_capture = 0; /* sources and sinks are the prefill's now */
-    r->plan.measure.src.ops = NULL;
     e->reserved = fork_pages(j, cap);
     return 1;
 }

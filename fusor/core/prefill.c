@@ -175,7 +175,6 @@ static void abandon(struct fus_prefill *f)
         f->range[i].active = false;
     for (size_t i = 0; i < f->n_capture; i++)
         f->capture[i].open = false;
-    f->plan.measure.src.ops = NULL;
     fus_prefill_end(f);
 }
 
@@ -430,19 +429,15 @@ static int rows_hook(void *ctx, const struct kv_rows *rows)
     int r = 0;
     if (f->n_capture) fus_capture_rows(f, rows);
     if (f->at_choice) r = fus_deviation_rows(f, rows);
-    if (r == 0 && fus_sensitivity_on(f)) r = fus_sensitivity_rows(f, rows);
     return r;
 }
 
 /* Stored KV of the layer to its place. */
 static int step_stored(struct fus_prefill *f)
 {
-    const struct fus_measure *m = &f->plan.measure;
     f->at_choice = is_choice_layer(f);
     fus_reuse_far(f, 0, f->done_to);
     int r = f->at_choice ? kn_fence(f->core->dev) : 0; /* rows change here */
-    if (r == 0 && f->layer > 0 && fus_sensitivity_on(f))
-        r = m->src.ops->layer(m->src.ctx, f->layer, &f->measured);
     if (r == 0) r = bring_layer(f); /* last: what it queues is waited for with the layer */
     if (r < 0) return r;
     look_ahead(f);
@@ -473,7 +468,7 @@ static int step_a(struct fus_prefill *f)
     const size_t m = f->layer > 0 ? rows_now(f, f->n_rows) : f->n_rows;
     if (f->layer > 0) {
         struct fus_phase p = phase(f);
-        const bool looks = f->n_capture || fus_sensitivity_on(f) || f->at_choice;
+        const bool looks = f->n_capture || f->at_choice;
         p.hook = f->stage == STAGE_MAIN && looks ? rows_hook : NULL;
         p.hook_ctx = f;
         p.goes_on = f->at_choice || !p.hook; /* the choice waits for what it needs */
@@ -507,8 +502,7 @@ static size_t b_rows(const struct fus_prefill *f)
 /* The next layer may be queued before this one is done: its results are not looked at. */
 static bool goes_on(const struct fus_prefill *f)
 {
-    return f->stage == STAGE_MAIN && f->checked && !f->n_capture && !fus_sensitivity_on(f) &&
-           f->layer + 1 < f->core->cfg.L;
+    return f->stage == STAGE_MAIN && f->checked && !f->n_capture && f->layer + 1 < f->core->cfg.L;
 }
 
 /* A slice of the second half of a layer; 1 when the layer is done. */
@@ -607,10 +601,7 @@ static int step_first_half(struct fus_prefill *f)
         if (r == -EAGAIN || apart) return 0;
         if (r < 0) return r;
     }
-    const int r = step_a(f);
-    if (r == 0 && f->part == PART_B && fus_sensitivity_on(f) && fus_sensitivity_end(f))
-        end_prefill(f);
-    return r;
+    return step_a(f);
 }
 
 static int step_second_half(struct fus_prefill *f)
@@ -739,7 +730,6 @@ void fus_prefill_end(struct fus_prefill *f)
     fus_reuse_far(f, 0, UINT_MAX);
     for (size_t i = 0; i < f->n_range; i++)
         fus_range_release(&f->range[i]);
-    if (fus_sensitivity_on(f)) f->plan.measure.src.ops->release(f->plan.measure.src.ctx);
     fus_captures_close(f, SIZE_MAX, -ECANCELED);
     fus_core_give_block(f->core, &f->block);
     mem_free(f->range);

@@ -29,15 +29,6 @@ struct fus_capture {
     uint32_t tok0, n;
     struct kv_sink sink;
 };
-/* Measure instead of answering: how much does stored KV change behind other text (blending.md 7.3)?
- * [tok0, n_tok), a chunk behind a neighbour, runs up to the middle layer and is compared with its
- * isolated KV; score[i] becomes the larger of itself and token i's change: the mean over layers
- * 1…L/2 of |dK|/|K| + |dV|/|V|. Zero it, then measure with a few real neighbours. */
-struct fus_measure {
-    uint32_t tok0;        /* > 0 */
-    struct kv_source src; /* ops NULL: nothing is measured; a source that fails fails the prefill */
-    float *score;         /* [n_tok - tok0], valid until prefill_end; untouched when it fails */
-};
 #define FUS_SENSE_POWER_MAX 8
 struct fus_plan {
     const int32_t *tok; /* the whole prompt, borrowed until prefill_end */
@@ -46,7 +37,6 @@ struct fus_plan {
     size_t n_range;
     const struct fus_capture *capture;
     size_t n_capture;
-    struct fus_measure measure; /* -ENOTSUP with one layer only */
     enum pol_strategy strategy;
     float ratio;     /* share of reused chunk tokens to recompute, 0…1 */
     uint32_t suffix; /* tokens after the last chunk that score (query); 0 = all after it */

@@ -91,7 +91,6 @@ struct fus_prefill {
     struct pre_near near[PRE_NEAR];
     struct pre_capture *capture;
     size_t n_capture;
-    struct kv_layer measured; /* of plan.measure, in this layer */
 
     struct fus_block block;
     struct pre_buffers b;
@@ -131,13 +130,5 @@ bool fus_rows_exact(const struct fus_prefill *f, uint32_t tok0, uint32_t n);
 
 /* prefix_sharing.c: after the last layer; the session's pages of the exact prefix may change */
 int fus_prefix_share(struct fus_prefill *f);
-
-/* sensitivity.c */
-static inline bool fus_sensitivity_on(const struct fus_prefill *f)
-{
-    return f->plan.measure.src.ops != NULL;
-}
-int fus_sensitivity_rows(struct fus_prefill *f, const struct kv_rows *rows);
-bool fus_sensitivity_end(struct fus_prefill *f); /* behind a layer: has it been the last? */
 
 #endif

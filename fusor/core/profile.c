@@ -49,7 +49,6 @@ void fus_profile_default(const struct model_cfg *cfg, struct fus_profile *ret)
                             .sense_power = FUS_SENSE_POWER_DEFAULT,
                             .contexts = 2, /* measured: docs/decisions/builds.md */
                             .context_tokens = 1200,
-                            .neighbours = 4, /* cited: design, blending.md 7.3: four beat two */
                             .check_layer = L > 1 ? 1 : 0,
                             .sink_tokens = 1,
                             .strategy = POL_QS,

@@ -26,7 +26,6 @@ struct fus_profile {
     double sense_power;                      /* qs: to which sensitivity counts, above 0 */
     unsigned contexts;       /* that a record is the mean of, beside the encoding behind the sink */
     unsigned context_tokens; /* of other chunks, in each */
-    unsigned neighbours;     /* not in files: chunks that each chunk is measured with */
     unsigned check_layer;    /* hkvd */
     unsigned sink_tokens;    /* that chunks are built behind: 0 or 1 */
     enum pol_strategy strategy; /* of a request that names none */

@@ -53,11 +53,6 @@ int fus_plan_resolve(struct fus_prefill *f)
     for (uint32_t i = 0; i < p->n_tok; i++)
         if (p->tok[i] < 0 || (unsigned)p->tok[i] >= g->V) return -EINVAL;
     if (p->logits_from == 0) p->logits_from = p->n_tok - 1;
-    if (p->measure.src.ops) {
-        if (g->L < 2) return -ENOTSUP;
-        if (p->measure.tok0 == 0 || p->measure.tok0 >= p->n_tok) return -EINVAL;
-        p->logits_from = p->n_tok;
-    }
     if (p->logits_from > p->n_tok) return -EINVAL;
     fus_profile_default(g, &profile);
     fus_profile_apply(&profile, p);

@@ -404,28 +404,6 @@ static int copy_bytes(struct kn_stream *st, void *dst, const void *src, size_t b
     return 0;
 }
 
-static double vector_length(const float *v, size_t n)
-{
-    double sum = 0;
-    for (size_t i = 0; i < n; i++)
-        sum += (double)v[i] * (double)v[i];
-    return sqrt(sum);
-}
-
-static int relative_change(struct kn_stream *st, const float *a, size_t lda, const void *b,
-                           enum kn_dtype t, size_t m, size_t n, size_t K, float *ret)
-{
-    const size_t row_bytes = kn_row_bytes(t, n / K, K);
-    for (size_t i = 0; i < m; i++) {
-        const double len = vector_length(a + i * lda, n);
-        float sq;
-        int r = deviation(st, a + i * lda, lda, (const char *)b + i * row_bytes, t, 1, n, K, &sq);
-        if (r < 0) return r;
-        if (len > 0) ret[i] += (float)(sqrt((double)sq) / len);
-    }
-    return 0;
-}
-
 static int edit_rows(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t n,
                      const struct kn_edit *list, size_t stride, const uint32_t *n_edits)
 {
@@ -489,7 +467,6 @@ const struct kn_row_ops kn_cpu_row_ops = {
     .attn = attend,
     .attn_mass = attention_mass,
     .deviation = deviation,
-    .change = relative_change,
     .edit = edit_rows,
     .draw = draw_rows,
     .top = top_scores,

@@ -636,28 +636,14 @@ static int encode_rows(struct kn_stream *st, const float *x, size_t ldx, size_t 
     return r;
 }
 
-static int distance(struct kn_stream *st, const struct cu_rows *rows, const void *b,
-                    enum kn_dtype t, size_t K, bool relative, float *ret)
-{
-    const size_t bytes = b ? rows->m * kn_row_bytes(t, rows->n / K, K) : 0;
-    int r = 0;
-    const char *from = b ? near(st, 0, bytes, b, bytes, &r) : NULL;
-    if (r < 0) return r;
-    return cu_distance(st->dev->cu, rows, from, (enum cu_type)t, K, relative, ret);
-}
-
 static int deviation(struct kn_stream *st, const float *a, size_t lda, const void *b,
                      enum kn_dtype t, size_t m, size_t n, size_t K, float *ret)
 {
     const struct cu_rows rows = {a, lda, m, n, NULL, 0, CU_F32, NULL};
-    return distance(st, &rows, b, t, K, false, ret);
-}
-
-static int change(struct kn_stream *st, const float *a, size_t lda, const void *b, enum kn_dtype t,
-                  size_t m, size_t n, size_t K, float *ret)
-{
-    const struct cu_rows rows = {a, lda, m, n, NULL, 0, CU_F32, NULL};
-    return distance(st, &rows, b, t, K, true, ret);
+    const size_t bytes = b ? m * kn_row_bytes(t, n / K, K) : 0;
+    int r = 0;
+    const char *from = b ? near(st, 0, bytes, b, bytes, &r) : NULL;
+    return r < 0 ? r : cu_deviation(st->dev->cu, &rows, from, (enum cu_type)t, K, ret);
 }
 
 static struct cu_attn attn_of(const struct kn_dev *d, const struct kn_attn_args *a)
@@ -738,7 +724,6 @@ static const struct kn_row_ops row_ops = {
     .attn = attn,
     .attn_mass = attn_mass,
     .deviation = deviation,
-    .change = change,
     .edit = edit,
     .draw = draw,
     .top = top,

@@ -159,32 +159,24 @@ int cu_random(struct cu *c, const struct rng_field *f, size_t first, size_t n, f
     return cu_launched(c);
 }
 
-/* ---- what changed ---- */
-
-static __global__ void distance(struct cu_rows r, const char *b, enum cu_type t, size_t K,
-                                int relative, float *ret)
+static __global__ void deviation(struct cu_rows r, const char *b, enum cu_type t, size_t K,
+                                 float *ret)
 {
     const float *x = r.x + size_t(blockIdx.x) * r.ldx;
     const char *row = b ? b + size_t(blockIdx.x) * cu_row_bytes(t, r.n / K, K) : nullptr;
-    float apart = 0, own = 0;
+    float apart = 0;
     for (size_t i = threadIdx.x; i < r.n; i += blockDim.x) {
         const float d = x[i] - (row ? cu_stored(row, t, i, K) : 0.0f);
         apart = fmaf(d, d, apart);
-        own = fmaf(x[i], x[i], own);
     }
     apart = cu_block_sum(apart);
-    if (relative) own = cu_block_sum(own);
-    if (threadIdx.x != 0) return;
-    if (!relative)
-        ret[blockIdx.x] = apart;
-    else if (own > 0)
-        ret[blockIdx.x] += sqrtf(apart) / sqrtf(own);
+    if (threadIdx.x == 0) ret[blockIdx.x] = apart;
 }
 
-int cu_distance(struct cu *c, const struct cu_rows *r, const void *b, enum cu_type t, size_t K,
-                int relative, float *ret)
+int cu_deviation(struct cu *c, const struct cu_rows *r, const void *b, enum cu_type t, size_t K,
+                 float *ret)
 {
-    KN_LAUNCH(distance, dim3(unsigned(r->m)), dim3(cu_row_threads(r->n)), 0, c->stream, *r,
-              static_cast<const char *>(b), t, K, relative, ret);
+    KN_LAUNCH(deviation, dim3(unsigned(r->m)), dim3(cu_row_threads(r->n)), 0, c->stream, *r,
+              static_cast<const char *>(b), t, K, ret);
     return cu_launched(c);
 }

@@ -28,9 +28,9 @@ int cu_encode(struct cu *c, const struct cu_rows *r, size_t K, enum cu_type t, v
 /* Values first … first + n - 1 of the field; struct rng_field of base/rng.h. */
 struct rng_field;
 int cu_random(struct cu *c, const struct rng_field *f, size_t first, size_t n, float *out);
-/* ret[i] = |x[i] - b[i]|^2 (b NULL: 0), or ret[i] += |x[i] - b[i]| / |x[i]| */
-int cu_distance(struct cu *c, const struct cu_rows *r, const void *b, enum cu_type t, size_t K,
-                int relative, float *ret);
+/* ret[i] = |x[i] - b[i]|^2 (b NULL: 0) */
+int cu_deviation(struct cu *c, const struct cu_rows *r, const void *b, enum cu_type t, size_t K,
+                 float *ret);
 
 /* pick.cu: as kn_draw(), kn_edit() and kn_top(). */
 struct kn_draw;

@@ -169,40 +169,6 @@ def check_chunks_are_reused(g):
     assert one["choices"][0]["message"] == other["choices"][0]["message"]
 
 
-def metric(g, name):
-    family = parse_metrics(g.metrics())[name]
-    return sum(value for _, _, value in family[1])
-
-
-def check_a_growing_collection_is_measured_again(g):
-    def add(docs):
-        before = metric(g, "kvblend_sensitivity_total")
-        g.post(CHAT, parts(docs, cache_salt="growing"))
-        return before
-    until("all else is measured", lambda: metric(g, "kvblend_sensitivity_pending") == 0 and engine(g)["builds"] == 0)
-    before = add([1, 2, 3])  # each has two to be measured with
-    until("three are measured", lambda: metric(g, "kvblend_sensitivity_total") == before + 3)
-    before = add([4, 5, 6])  # and now each has five, of which four are taken
-    until("all six are", lambda: metric(g, "kvblend_sensitivity_total") == before + 6)
-    before = add([7, 8, 9])
-    until("the new ones are", lambda: metric(g, "kvblend_sensitivity_total") == before + 3)
-    time.sleep(2.5)  # longer than it takes to begin
-    assert metric(g, "kvblend_sensitivity_total") == before + 3
-
-
-def check_sensitivity_is_measured_when_idle(g):
-    docs = [31, 32, 33]
-    first = g.post(CHAT, parts(docs)).json()["kvblend"]
-    assert first["strategy"] == "full"
-    for c in first["chunks"]:
-        until("the chunk is built and measured", lambda: g.get(f"/v1/segments/{c['id']}").json().get("contexts"))
-    k = g.post(CHAT, parts([33, 31, 32], "And now?")).json()["kvblend"]
-    assert k["strategy"] == "qs" and k["sensed"] == sum(c["tokens"] for c in k["chunks"]), k
-    plain = g.post(CHAT, parts([33, 31, 32], "And now?", kvblend={"strategy": "query"})).json()["kvblend"]
-    assert plain["strategy"] == "query" and "sensed" not in plain
-    assert plain["tokens"]["recomputed"] == k["tokens"]["recomputed"] and plain["cost"] == k["cost"]
-
-
 def check_preset_chunks_are_found(g):
     k = g.post(CHAT, rag([11, 12, 13])).json()["kvblend"]
     assert len(k["chunks"]) == 3, k

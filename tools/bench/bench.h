@@ -34,7 +34,6 @@ struct bench {
     int32_t sink;       /* token every prompt starts with, -1 = none */
     int32_t build_sink; /* token every chunk is built behind: the same unless it is left out */
     struct fus_profile profile; /* --profile, else the default */
-    bool in_context; /* records are built behind other chunks: none stands where it was built */
     json_t *meta, *rows;
 };
 
@@ -104,11 +103,6 @@ int bench_encode(struct bench *b, const struct bench_text *before, struct bench_
                  const struct kv_sink *sink);
 /* Build every chunk of the prompt, and its prefix, into the store, unless it is there. */
 int bench_build_chunks(struct bench *b, const struct bench_prompt *p);
-/* Measure how a chunk in the store depends on what stands before it, behind each of the neighbours,
- * and keep that with its record; `again`: even if it is there. */
-int bench_sense_chunk(struct bench *b, struct bench_text chunk, const struct bench_text *before,
-                      size_t n_before, bool again);
-
 /* Methods that ask about each chunk by itself (mapreduce.h). */
 enum map_kind { MAP_NONE, MAP_REDUCE, MAP_RERANK };
 

@@ -404,7 +404,6 @@ static int calibrate_model(struct bench *b, const struct opts *opts, struct err 
     c->b = b;
     c->judge = (struct judge){.b = b, .max_new = JUDGE_FORCED_TOKENS};
     fus_profile_default(b->cfg, &c->p);
-    c->judge.neighbours = c->p.neighbours;
     fus_profile_fingerprint(b->cfg, c->p.fingerprint);
     if (opt_given(opts, "loss")) c->p.loss = opt_double(opts, "loss");
     const char *data = opt_given(opts, "data") ? opt_str(opts, "data") : sample_path;

@@ -190,13 +190,13 @@ int judge_run(const struct judge *j, struct judge_line *l, const struct bench_ru
 
 /* The chunk behind chunks of the other prompts, each context from the i-th of them on and around.
  */
-static int build_behind(const struct judge *j, struct bench_text chunk, size_t i,
+static int merge_behind(const struct judge *j, struct bench_text chunk, size_t i,
                         const struct bench_prompt *other, size_t n_others)
 {
-    struct bench_text context[1 + JUDGE_CONTEXTS_MAX] = {0};
+    struct bench_text context[JUDGE_CONTEXTS_MAX];
     const uint32_t most = j->context_tokens;
     int32_t *tok = mem_alloc(JUDGE_CONTEXTS_MAX * (size_t)most * sizeof *tok), *at = tok;
-    size_t n = j->isolated;
+    size_t n = 0;
     if (!tok) return -ENOMEM;
     for (size_t k = 0; k < n_others && k < j->n_contexts; k++) {
         const struct bench_prompt *p = &other[k];
@@ -210,33 +210,22 @@ static int build_behind(const struct judge *j, struct bench_text chunk, size_t i
         if (len > 0) context[n++] = (struct bench_text){at, len};
         at += len;
     }
-    const int r = n > j->isolated ? contexts_build(j->b, chunk, context, n) : 0;
+    const int r = contexts_merge(j->b, chunk, context, n);
     mem_free(tok);
-    return r < 0 ? r : 0;
+    return r;
 }
 
 static int build_line(const struct judge *j, const json_t *lines, size_t at,
                       const struct bench_prompt *own, struct err *err)
 {
-    const size_t n_lines = json_array_size(lines),
-                 most = j->neighbours > j->n_contexts ? j->neighbours : j->n_contexts;
-    struct bench_prompt other[FUS_NEIGHBOURS_MAX] = {0}; /* of the lines that follow */
-    struct bench_text before[FUS_NEIGHBOURS_MAX];
+    const size_t n_lines = json_array_size(lines);
+    struct bench_prompt other[JUDGE_CONTEXTS_MAX] = {0}; /* of the lines that follow */
     size_t n = 0;
-    int r = 0;
-    for (; r == 0 && n < most && n + 1 < n_lines; n++)
+    int r = bench_build_chunks(j->b, own);
+    for (; r == 0 && n < j->n_contexts && n + 1 < n_lines; n++)
         r = dataset_prompt(j->b, json_array_get(lines, (at + n + 1) % n_lines), "", &other[n], err);
-    for (size_t i = 0; r == 0 && j->n_contexts > 0 && i < own->n_chunks; i++)
-        r = build_behind(j, bench_chunk(own, i), i, other, n);
-    if (r == 0) r = bench_build_chunks(j->b, own);
-    for (size_t i = 0; r == 0 && i < own->n_chunks; i++) {
-        size_t n_before =
-            0; /* the i-th chunk of the first other prompt, the next of the second, … */
-        for (size_t k = 0; k < n && k < j->neighbours; k++)
-            if (other[k].n_chunks > 0)
-                before[n_before++] = bench_chunk(&other[k], (i + k) % other[k].n_chunks);
-        r = bench_sense_chunk(j->b, bench_chunk(own, i), before, n_before, false);
-    }
+    for (size_t i = 0; r == 0 && n > 0 && i < own->n_chunks; i++)
+        r = merge_behind(j, bench_chunk(own, i), i, other, n);
     if (r < 0 && err->code == 0) (void)err_set(err, r, "building chunks failed: %s", err_name(r));
     while (n-- > 0)
         bench_prompt_fini(&other[n]);

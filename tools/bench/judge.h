@@ -18,10 +18,8 @@ enum { JUDGE_FORCED_TOKENS = 8, JUDGE_CONTEXTS_MAX = 8 };
 
 struct judge {
     struct bench *b;
-    unsigned max_new;    /* tokens of an answer */
-    unsigned neighbours; /* that sensitivity is measured behind; 0: it is not measured */
-    unsigned n_contexts, context_tokens; /* that chunks are built behind; 0: the sink alone */
-    bool isolated;                       /* the encoding behind the sink counts, too */
+    unsigned max_new;                    /* tokens of an answer */
+    unsigned n_contexts, context_tokens; /* that records are merged with; 0: none */
 };
 struct judge_line {
     const json_t *line; /* borrowed */
@@ -44,7 +42,7 @@ struct verdict { /* NAN: nothing ran or was generated, or the line does not say 
 };
 extern const struct verdict verdict_none;
 
-/* Line `at` of the data set; contexts and neighbours are chunks of the lines that follow. */
+/* Line `at` of the data set; contexts are chunks of the lines that follow. */
 int judge_begin(const struct judge *j, const json_t *lines, size_t at, struct judge_line *ret,
                 struct verdict *ret_full, struct err *err);
 int judge_run(const struct judge *j, struct judge_line *l, const struct bench_run *run,

@@ -33,8 +33,7 @@ enum kernel_op {
     OP_PUT,
     OP_LOAD,
     OP_ENCODE,
-    OP_DEVIATION,
-    OP_CHANGE
+    OP_DEVIATION
 };
 /* Bytes of a row: its width times those of floats, of values that products read and of values in
  * pages, and a row of Q8. */
@@ -58,7 +57,6 @@ static const struct kernel {
     {"encode_f16", OP_ENCODE, WIDTH_GK, 6, 0, 0, 0},
     {"encode_q8", OP_ENCODE, WIDTH_GK, 4, 0, 0, 1},
     {"deviation_f16", OP_DEVIATION, WIDTH_GK, 6, 0, 0, 0},
-    {"change_f16", OP_CHANGE, WIDTH_GK, 6, 0, 0, 0},
 };
 
 static double row_bytes(const struct bank *k, const struct kernel *op)
@@ -111,8 +109,6 @@ static int run_op(struct kn_stream *st, void *arg, size_t i, size_t m)
         return kn_encode_rows(st, kv, 2 * GK, m, GK, g->K, type, k->host + i * stored);
     case OP_DEVIATION:
         return kn_deviation(st, kv, 2 * GK, record, type, m, GK, g->K, k->ret + i);
-    case OP_CHANGE:
-        return kn_change(st, kv, 2 * GK, record, type, m, GK, g->K, k->ret + i);
     }
     return -EINVAL;
 }

@@ -237,15 +237,10 @@ static int measure_quality(struct bench *b, const struct opts *opts, struct err 
                       .judge = {.b = b,
                                 .max_new = (unsigned)opt_int(opts, "max-new"),
                                 .n_contexts = (unsigned)opt_int(opts, "contexts"),
-                                .context_tokens = (unsigned)opt_int(opts, "context-tokens"),
-                                .isolated = opt_bool(opts, "with-isolated")}};
+                                .context_tokens = (unsigned)opt_int(opts, "context-tokens")}};
     json_t *lines = NULL;
     int r = bench_methods(b, opt_str(opts, "strategies"), opt_str(opts, "ratios"),
                           opt_given(opts, "ratios"), &s.methods, err);
-    b->in_context = s.judge.n_contexts > 0;
-    for (size_t k = 0; r == 0 && k < s.methods.n; k++)
-        if (pol_strategy_senses(s.methods.run[k].strategy))
-            s.judge.neighbours = b->profile.neighbours;
     if (r == 0 && !opt_given(opts, "data")) r = err_set(err, -EINVAL, "quality needs --data FILE");
     if (r == 0) r = dataset_open(opt_str(opts, "data"), &lines, err);
     if (r == 0) {
@@ -268,10 +263,8 @@ static const struct opt_def measure_quality_options[] = {
     {"by", OPT_STR, "", 0, 0, NULL,
      "fields of the lines, such as depth,distance: rows also for lines that are alike in one"},
     {"contexts", OPT_INT, "0", 0, JUDGE_CONTEXTS_MAX, NULL,
-     "a record is the mean over so many encodings behind chunks of other lines; 0: behind the "
-     "sink"},
+     "records are merged with so many encodings behind chunks of other lines; 0: with none"},
     {"context-tokens", OPT_INT, "400", 1, 65536, NULL, "of each"},
-    {"with-isolated", OPT_BOOL, "false", 0, 0, NULL, "the encoding behind the sink is one more"},
     {0}};
 
 const struct bench_sub bench_quality = {

@@ -74,7 +74,6 @@ static int run_behind(struct bench *b, const struct bench_text *before, struct b
     }
     if (r < 0) {
         if (plan.n_capture) plan.capture->sink.ops->done(plan.capture->sink.ctx, r);
-        if (plan.measure.src.ops) plan.measure.src.ops->release(plan.measure.src.ctx);
     } else {
         r = fus_prefill_steps(f);
         fus_prefill_end(f);
@@ -119,38 +118,6 @@ int bench_build_chunks(struct bench *b, const struct bench_prompt *p)
     int r = p->n_chunks ? build(b, TIER_PREFIX, prefix_of(p)) : 0;
     for (size_t i = 0; r >= 0 && i < p->n_chunks; i++)
         r = build(b, TIER_CHUNK, bench_chunk(p, i));
-    return r < 0 ? r : 0;
-}
-
-static int sense_behind(struct bench *b, struct store_pin *pin, struct bench_text chunk,
-                        const struct bench_text *before, float *score)
-{
-    const uint32_t tok0 = start_behind(b, before);
-    struct fus_plan plan = {.n_tok = tok0 + chunk.n, .measure = {.tok0 = tok0, .score = score}};
-    int r = rec_source_make(pin, &plan.measure.src);
-    return r < 0 ? r : run_behind(b, before, chunk, plan);
-}
-
-int bench_sense_chunk(struct bench *b, struct bench_text chunk, const struct bench_text *before,
-                      size_t n_before, bool again)
-{
-    const struct tier_key key = bench_key(b, TIER_CHUNK, chunk);
-    float *score = mem_zalloc(chunk.n * sizeof *score);
-    bool known = false;
-    int r = score ? 0 : -ENOMEM;
-    for (size_t i = 0; r == 0 && !known && i < n_before; i++) {
-        struct store_pin *pin;
-        enum store_miss why;
-        r = store_lookup(b->store, &key, chunk.tok, chunk.n, &pin, &why);
-        if (r <= 0) break;
-        known = !again && i == 0 && store_pin_scores(pin, score) == 1;
-        if (known)
-            store_pin_release(pin);
-        else
-            r = sense_behind(b, pin, chunk, &before[i], score);
-    }
-    if (r == 0 && !known && n_before > 0) r = store_set_scores(b->store, &key, score, chunk.n);
-    mem_free(score);
     return r < 0 ? r : 0;
 }
 
@@ -255,16 +222,14 @@ static int find_ranges(struct bench *b, const struct bench_prompt *p, const stru
                                       .batch = batch,
                                       .worth_ms = text.n * b->ms_per_token * saved};
         const uint32_t tok0 = (uint32_t)(text.tok - p->tok);
-        range[i] = (struct fus_range){.tok0 = tok0,
-                                      .n = text.n,
-                                      .exact = prefix,
-                                      .at_built = !prefix && !b->in_context && !run->mark &&
-                                                  fus_at_built_position(b->sink, p->tok, tok0)};
+        range[i] = (struct fus_range){.tok0 = tok0, .n = text.n, .exact = prefix};
         got[i] = store_ask(b->store, &ask, &pin[i], &why);
     }
     for (size_t i = 0; i < n; i++) {
         if (got[i] == STORE_ASKING) got[i] = store_pin_settle(pin[i], 0, &why);
         if (got[i] > 0) {
+            range[i].at_built = !prefix && !run->mark && store_pin_contexts(pin[i], NULL) == 0 &&
+                                fus_at_built_position(b->sink, p->tok, range[i].tok0);
             ret_tier[i] = store_pin_tier(pin[i]);
             got[i] = rec_source_make(pin[i], &range[i].src);
         }

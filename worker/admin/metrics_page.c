@@ -5,7 +5,7 @@
 #include "worker/admin/routes.h"
 #include "worker/kvlog.h"
 #include "worker/quality/guard.h"
-#include "worker/quality/sensitivity.h"
+#include "worker/quality/contexts.h"
 #include "worker/reuse/builds.h"
 #include "worker/worker.h"
 
@@ -308,10 +308,10 @@ static void page_engine(struct worker *w, const struct fus_engine_stats *e,
                         const struct store_stats *s, struct buf *out)
 {
     struct wk_build_stats b;
-    struct wk_sensitivity_stats c;
+    struct wk_contexts_stats c;
 
     wk_builds_get_stats(w, &b);
-    wk_sensitivity_get_stats(w, &c);
+    wk_contexts_get_stats(w, &c);
     put(out, "requests_waiting", "Requests waiting for the engine.", e->n_waiting);
     put(out, "choices_running", "Choices being decoded.", e->n_running);
     put(out, "kv_tokens_free", "Tokens that fit into free KV pages.", e->kv_tokens_free);
@@ -327,8 +327,9 @@ static void page_engine(struct worker *w, const struct fus_engine_stats *e,
     put(out, "builds_total", "Chunks built in isolation.", b.n_built);
     put(out, "builds_failed_total", "Chunk builds that failed.", b.n_failed);
     put(out, "builds_pending", "Chunk builds queued or running.", b.n_pending);
-    put(out, "sensitivity_total", "Chunks whose context sensitivity is known.", c.n_measured);
-    put(out, "sensitivity_pending", "Chunks whose sensitivity is to be measured.", c.n_pending);
+    put(out, "contexts_total", "Records that were merged with encodings behind other chunks.",
+        c.n_merged);
+    put(out, "contexts_pending", "Chunks that are to be encoded behind others.", c.n_pending);
     put_head(out, "store_misses_total", "Store look-ups that missed, by reason.");
     for (unsigned i = 0; i < STORE_MISS_COUNT; i++)
         put_label(out, "store_misses_total", "reason", store_miss_name((enum store_miss)i),

@@ -16,6 +16,7 @@
 #include "tiers/store_admin.h"
 #include "worker/admin/metrics.h"
 #include "worker/reuse/records.h"
+#include "worker/reuse/reuse.h"
 #include "worker/worker.h"
 
 #include <math.h>
@@ -168,9 +169,7 @@ struct wk_shadow *wk_guard_begin(struct worker *w, const struct wk_prompt *p,
         const bool found = c->lookup.tier && !c->missed && c->source != WK_PREFIX;
         if (exact ? !found : c->source != WK_STORED) continue;
         s->range[s->n_range] =
-            (struct fus_range){.tok0 = c->tok0,
-                               .n = c->n,
-                               .at_built = fus_at_built_position(w->sink_token, s->tok, c->tok0)};
+            (struct fus_range){.tok0 = c->tok0, .n = c->n, .at_built = wk_at_built(w, p, c)};
         s->key[s->n_range++] = c->key;
     }
     s->n_suffix = p->n_tok - p->cut[p->n_cut - 1].tok0 - p->cut[p->n_cut - 1].n;

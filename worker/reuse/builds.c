@@ -11,7 +11,7 @@
 
 #include "base/log.h"
 #include "tiers/store_write.h"
-#include "worker/quality/sensitivity.h"
+#include "worker/quality/contexts.h"
 #include "worker/reuse/records.h"
 #include "worker/reuse/reuse.h"
 #include "worker/worker.h"
@@ -119,7 +119,9 @@ static void build_ended(struct wk_msg *m)
                   err_name(b->status));
     } else {
         w->builds->n_built += b->status == 0;
-        if (b->status == 0) wk_sensitivity_want(w, &b->key, b->ns, b->tok + b->head, b->n);
+        if (b->status == 0)
+            wk_contexts_want(w,
+                             &(struct wk_context_wish){b->key, b->ns, b->tok + b->head, b->n, 0});
         log_event(LOG_DEBUG, "chunk_built", "id=%s tokens=%u skipped=%d", hex, b->n,
                   b->status == 1);
     }

@@ -37,6 +37,7 @@ struct wk_cut { /* a chunk of a prompt */
     /* what the lookup found */
     enum wk_source { WK_COMPUTED, WK_STORED, WK_PREFIX } source;
     bool missed; /* for the reason lookup.why */
+    bool merged; /* the record found has been encoded behind other chunks */
     struct wk_lookup lookup;
 };
 struct wk_prompt { /* wk_prompt_fini() */

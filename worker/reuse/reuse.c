@@ -14,7 +14,7 @@
 #include "tiers/store_admin.h"
 #include "tiers/store_write.h"
 #include "worker/quality/guard.h"
-#include "worker/quality/sensitivity.h"
+#include "worker/quality/contexts.h"
 #include "worker/reuse/builds.h"
 #include "worker/reuse/lookup.h"
 #include "worker/reuse/records.h"
@@ -201,8 +201,11 @@ static int find_chunk(struct reuse *q, size_t i)
     const struct store_pin *pin = q->chunk[i];
     now->tier = comes_from(q, pin, &now->bytes);
     now->side = now->tier == 0 || store_has_side(q->w->store, &c->key);
-    if (store_pin_contexts(pin) == 0)
-        wk_sensitivity_want(q->w, &c->key, q->m->ns, q->p->tok + c->tok0, c->n);
+    uint32_t behind;
+    c->merged = store_pin_contexts(pin, &behind) > 0;
+    if (q->m->store)
+        wk_contexts_want(
+            q->w, &(struct wk_context_wish){c->key, q->m->ns, q->p->tok + c->tok0, c->n, behind});
     return 0;
 }
 
@@ -219,6 +222,11 @@ static int look_up(struct reuse *q)
 
 /* ---- 3. decide: decide.c ---- */
 /* ---- 4. load ---- */
+bool wk_at_built(const struct worker *w, const struct wk_prompt *p, const struct wk_cut *c)
+{
+    return !c->merged && fus_at_built_position(w->sink_token, p->tok, c->tok0);
+}
+
 static int make_source(struct store_pin **pin, int *ret_status, struct fus_range *r)
 {
     int rc = rec_source_make(*pin, &r->src);
@@ -271,10 +279,7 @@ static int load_chunks(struct reuse *q)
         c->source = c->tok0 + c->n <= q->n_prefix ? WK_PREFIX : WK_COMPUTED;
         if (q->chunk[i] && !q->d->reuse[i]) refuse_chunk(q, i, &probed);
         if (exact || c->tok0 < q->n_prefix) continue;
-        *r = (struct fus_range){.tok0 = c->tok0,
-                                .n = c->n,
-                                .at_built =
-                                    fus_at_built_position(q->w->sink_token, q->p->tok, c->tok0)};
+        *r = (struct fus_range){.tok0 = c->tok0, .n = c->n, .at_built = wk_at_built(q->w, q->p, c)};
         int rc = q->chunk[i] ? make_source(&q->chunk[i], &c->lookup.status, r) : 0;
         if (rc < 0) return rc;
         if (r->src.ops) c->source = WK_STORED;

@@ -25,6 +25,8 @@ void wk_lookup_prompt(struct worker *w, struct wk_prompt *p, const struct api_se
  * belong to *ret_arrays (mem_free). */
 int wk_plan(struct worker *w, struct wk_prompt *p, const struct api_settings *m,
             struct fus_plan *plan, void **ret_arrays, uint32_t *ret_captured);
+/* Does a chunk stand where its record was built, so that its KV is exact? */
+bool wk_at_built(const struct worker *w, const struct wk_prompt *p, const struct wk_cut *c);
 /* A chunk whose KV could not be read was computed after all. True: a slower tier was waited for. */
 bool wk_settle_sources(struct wk_prompt *p);
 /* The first token is out, or will never be (r NULL): the decision gets the measured part and is

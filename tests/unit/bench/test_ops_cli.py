@@ -6,8 +6,7 @@ from bench_cli import BENCH, report
 
 DEVICE = os.environ.get("KVBLEND_TEST_DEVICE", "cpu")
 KERNELS = ["copy", "gather", "rmsnorm", "rmsnorm+operand", "rmsnorm_heads", "swiglu", "swiglu+operand",
-           "rope", "kv_put", "kv_load_f16", "kv_load_q8", "encode_f16", "encode_q8", "deviation_f16",
-           "change_f16"]
+           "rope", "kv_put", "kv_load_f16", "kv_load_q8", "encode_f16", "encode_q8", "deviation_f16"]
 
 
 def run(sub, *args):

@@ -197,13 +197,13 @@ TEST(a_new_version_takes_its_place)
     for (int i = 0; i < 2; i++)
         use(&r, 1, "ram");
     ASSERT_STREQ(from(&r, 1, &old), "gpu");
-    ASSERT_EQ(store_pin_contexts(old), 0);
+    ASSERT_EQ(store_pin_contexts(old, NULL), 0);
     ASSERT_EQ(store_pin_scores(old, score), 0);
     ASSERT_OK(store_pin_layer(old, 1, &k, &v));
     ASSERT_OK(store_commit(revise(&r, 3, 2)));
     ASSERT_STREQ(from(&r, 1, &p), "ram");
     ASSERT_EQ(kit_check(r.s, p, 3), 0);
-    ASSERT_EQ(store_pin_contexts(p), 2);
+    ASSERT_EQ(store_pin_contexts(p, NULL), 2);
     ASSERT_OK(store_pin_layer(old, 2, &k, &v)); /* where it lies */
     for (int i = 0; i < 8; i++)
         frame[i] = tier_gpu_lend(r.t);
@@ -215,7 +215,7 @@ TEST(a_new_version_takes_its_place)
     use(&r, 1, "ram");
     use(&r, 1, "gpu");
     ASSERT_STREQ(from(&r, 1, &p), "gpu");
-    ASSERT_EQ(store_pin_contexts(p), 2);
+    ASSERT_EQ(store_pin_contexts(p, NULL), 2);
     ASSERT_EQ(store_pin_scores(p, score), 1);
     ASSERT_EQ(score[9], 2);
     ASSERT_OK(store_pin_layer(p, 2, &k, &v));
@@ -238,7 +238,7 @@ TEST(what_is_on_its_way_up_does_not_stay)
         ASSERT_OK(store_commit(w));
         ASSERT_OK(store_flush(r.s, 0));
         (void)from(&r, 1, &p);
-        ASSERT_EQ(store_pin_contexts(p), 1);
+        ASSERT_EQ(store_pin_contexts(p, NULL), 1);
         store_pin_release(p);
         rig_close(&r);
     }

@@ -33,7 +33,7 @@ static void play_look(struct play *p, uint64_t r)
         if (kit_check_side(p->s, pin, chunk, 2) < 0) p->wrong++;
         if (kit_check(p->s, pin, chunk) == 1) p->wrong++;
         float score[KIT_SMALL_TOKENS] = {0};
-        uint32_t n = store_pin_contexts(pin);
+        uint32_t n = store_pin_contexts(pin, NULL);
         if (store_pin_scores(pin, score) != (n > 0) || score[2] != (float)n) p->wrong++;
         p->sides += kit_check_side(p->s, pin, chunk, 2) == 0;
         p->hits++;

@@ -34,7 +34,7 @@ static void check(struct store *s, struct store_pin *p, int rows, uint32_t n_con
 {
     float score[KIT_LARGE_TOKENS];
     ASSERT_EQ(kit_check(s, p, rows), 0);
-    ASSERT_EQ(store_pin_contexts(p), n_contexts);
+    ASSERT_EQ(store_pin_contexts(p, NULL), n_contexts);
     ASSERT_EQ(store_pin_scores(p, score), n_contexts > 0);
     for (size_t i = 0; n_contexts > 0 && i < p->n; i++)
         ASSERT_EQ(score[i], (float)(n_contexts * 1000 + i));

@@ -3,7 +3,8 @@
 #include "tests/test.h"
 #include "worker/admin/metrics.h"
 #include "worker/quality/guard.h"
-#include "worker/quality/sensitivity.h"
+#include "worker/opts_table.h"
+#include "worker/quality/contexts.h"
 #include "worker/worker.h"
 
 #include <jansson.h>
@@ -94,25 +95,35 @@ TEST(what_is_left_uncomputed_is_a_metric)
     buf_fini(&b);
 }
 
-/* Scores are measured for strategies that use them, and a record waits once. */
-TEST(sensitivity_is_wanted_where_it_is_used)
+/* Records are merged for strategies that reuse them, and one waits once. */
+TEST(contexts_are_wanted_where_records_are_reused)
 {
-    static const enum pol_strategy strategies[] = {POL_QS, POL_HKVD};
-    const struct tier_key key = {1, 2};
+    static const enum pol_strategy strategies[] = {POL_QS, POL_HKVD, POL_PREFIX};
     const int32_t tok[3] = {5, 6, 7};
+    const struct wk_context_wish short_of = {{1, 2}, "a", tok, 3, 0},
+                                 rich = {{1, 3}, "a", tok, 3, 5000},
+                                 off = {{1, 4}, "off\x1fin", tok, 3, 0};
+    struct wk_limits none = {.ns = "off", .contexts_off = true};
 
-    for (size_t i = 0; i < 2; i++) {
-        struct wk_sensitivity_stats s;
+    for (size_t i = 0; i < 3; i++) {
+        struct wk_contexts_stats s;
         struct worker w;
         open_worker(&w, 0.1);
         w.o.strategy = strategies[i];
-        ASSERT_OK(wk_sensitivity_create(&w));
-        wk_sensitivity_want(&w, &key, "", tok, 3);
-        wk_sensitivity_want(&w, &key, "", tok, 3);
-        wk_sensitivity_get_stats(&w, &s);
-        ASSERT_EQ(s.n_pending, pol_strategy_senses(w.o.strategy) ? 1 : 0);
-        ASSERT_EQ(s.n_measured + s.n_failed, 0);
-        wk_sensitivity_destroy(&w);
+        w.o.tiers.limits = &none;
+        w.o.tiers.n_limits = 1;
+        w.profile.contexts = 2;
+        w.profile.context_tokens = 1200;
+        ASSERT_OK(wk_contexts_create(&w));
+        wk_contexts_want(&w, &short_of);
+        wk_contexts_want(&w, &short_of);
+        wk_contexts_want(&w, &rich);
+        wk_contexts_want(&w, &off);
+        wk_contexts_get_stats(&w, &s);
+        ASSERT_EQ(s.n_pending, strategies[i] != POL_PREFIX);
+        ASSERT_EQ(s.n_merged + s.n_failed, 0);
+        wk_contexts_destroy(&w);
+        w.o.tiers.n_limits = 0;
         close_worker(&w);
     }
 }

@@ -170,8 +170,8 @@ TEST(tiers_by_flags)
     ASSERT_OK(read_opts(&o, &err, "--ram=64MiB", "--nvme=/tmp/a:b:2GiB:1GiB/d", "--redis",
                         "redis://:pw@h1:7", "--redis=redis://h2", "--policy=arc",
                         "--namespace=acme=ram:1MiB,nvme:2MiB", "--namespace=o/i=nvme:3MiB,ttl:0",
-                        "--namespace=*=ttl:2h", "--namespace=/acme=ttl:5m", "--secret=x",
-                        "--access-log=/tmp/log", NULL));
+                        "--namespace=*=ttl:2h", "--namespace=/acme=ttl:5m,contexts:off",
+                        "--secret=x", "--access-log=/tmp/log", NULL));
     const struct wk_tier_opts *t = &o.tiers;
     ASSERT_STREQ(t->nvme_path, "/tmp/a:b");
     ASSERT_EQ(t->nvme_bytes, 2ull << 30);
@@ -188,6 +188,7 @@ TEST(tiers_by_flags)
     ASSERT_TRUE(t->limits[1].has_ttl && t->limits[1].ttl_ms == 0); /* for ever */
     ASSERT_EQ(t->ttl_ms, 7200000);
     ASSERT_EQ(t->limits[2].ttl_ms, 300000);
+    ASSERT_TRUE(t->limits[2].contexts_off && !t->limits[1].contexts_off && !t->contexts_off);
     ASSERT_STREQ(t->limits[2].ns, "\x1f"
                                   "acme"); /* a body's alone */
     ASSERT_EQ(t->nvme_write_bytes_per_day, 1 << 30);

@@ -4,6 +4,7 @@
 #include "tiers/store_write.h"
 #include "worker/request/request.h"
 #include "worker/reuse/builds.h"
+#include "worker/reuse/merge.h"
 #include "worker/reuse/namespaces.h"
 #include "worker/reuse/records.h"
 #include "worker/reuse/reuse.h"
@@ -109,6 +110,7 @@ struct feed {
     struct kv_sink *sink;
     unsigned layer;
     size_t ld;
+    float add; /* to the values of odd rows */
 };
 
 /* Rows come from pool threads in blocks, with a stride wider than the row. */
@@ -119,8 +121,9 @@ static int feed_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
 
     for (size_t r = 0; r < n; r++)
         for (size_t i = 0; i < ROW; i++) {
-            k[r * f->ld + i] = value(f->layer, row0 + r, i, false);
-            v[r * f->ld + i] = value(f->layer, row0 + r, i, true);
+            const float add = (row0 + r) % 2 ? f->add : 0;
+            k[r * f->ld + i] = value(f->layer, row0 + r, i, false) + add;
+            v[r * f->ld + i] = value(f->layer, row0 + r, i, true) + add;
         }
     const struct kv_rows rows = {st, f->layer, row0, n, k, v, f->ld};
     return f->sink->ops->rows(f->sink->ctx, &rows);
@@ -136,7 +139,7 @@ static void build(struct kit *k, enum tier_kind kind, const struct tier_key *key
     ASSERT_EQ(store_claim(k->w.store, &(struct store_new){kind, *key, "", tok, n}, &w), 1);
     ASSERT_OK(rec_sink_make(w, &k->w.ident, n, &got, &sink));
     for (unsigned l = 1; l < L; l++) {
-        struct feed f = {&sink, l, ld};
+        struct feed f = {&sink, l, ld, 0};
         ASSERT_OK(kn_rows(k->dev, n, NULL, feed_rows, &f));
     }
     sink.ops->done(sink.ctx, status);
@@ -205,6 +208,117 @@ TEST(an_aborted_sink_leaves_nothing)
     struct tier_key key = tier_key_chunk(&k.w.ident, "", tok, N);
     build(&k, TIER_CHUNK, &key, tok, N, ROW, -ECANCELED);
     ASSERT_TRUE(!store_probe(k.w.store, &key));
+    kit_close(&k);
+}
+
+/* ---- merging ---- */
+static void encode(struct kit *k, struct rec_merge *m, float add, bool last, int status, int *ret)
+{
+    struct kv_sink sink = rec_merge_sink(m, 1000, last, ret);
+
+    for (unsigned l = 0; l < L; l++) {
+        struct feed f = {&sink, l, ROW + 3, add};
+        (void)kn_rows(k->dev, N, NULL, feed_rows, &f); /* refused where one before has failed */
+    }
+    sink.ops->done(sink.ctx, status);
+}
+
+/* The record of the key: odd rows are `add` above the values, and that is how the scores are. */
+static void check_merged(struct kit *k, const struct tier_key *key, const int32_t *tok, float add,
+                         const float *score, uint32_t n_contexts)
+{
+    struct store_pin *pin;
+    enum store_miss why;
+    float got[N];
+
+    ASSERT_EQ(store_lookup(k->w.store, key, tok, N, &pin, &why), 1);
+    for (unsigned l = 1; l < L; l++) {
+        const void *kk, *vv;
+        ASSERT_OK(store_pin_layer(pin, l, &kk, &vv));
+        for (size_t r = 0; r < N; r++)
+            for (size_t i = 0; i < ROW; i++) {
+                const float more = r % 2 ? add : 0;
+                ASSERT_NEAR(((const float *)kk)[r * ROW + i], value(l, r, i, false) + more, 1e-5);
+                ASSERT_NEAR(((const float *)vv)[r * ROW + i], value(l, r, i, true) + more, 1e-5);
+            }
+    }
+    ASSERT_EQ(store_pin_scores(pin, got), n_contexts > 0);
+    uint32_t behind;
+    ASSERT_EQ(store_pin_contexts(pin, &behind), n_contexts);
+    ASSERT_EQ(behind, 1000 * n_contexts);
+    for (size_t r = 0; r < N && n_contexts > 0; r++)
+        ASSERT_NEAR(got[r], score[r], 1e-5 * (1 + score[r]));
+    store_pin_release(pin);
+}
+
+/* How far an encoding is from a mean that lies `apart` from it: of the first layer alone, as L/2
+ * has it. */
+static float distance(size_t r, float add, float apart)
+{
+    double sum = 0;
+
+    for (int v = 0; v < 2 && r % 2; v++) {
+        double length = 0;
+        for (size_t i = 0; i < ROW; i++)
+            length += pow(value(1, r, i, v) + add, 2);
+        sum += sqrt(ROW * pow(apart, 2) / length);
+    }
+    return (float)sum;
+}
+
+TEST(a_merged_record_is_the_mean_and_knows_what_differed)
+{
+    struct kit k;
+    struct rec_merge *m;
+    int32_t tok[N];
+    float score[N];
+    int got = 1;
+
+    kit_open(&k, KN_F32);
+    tokens(tok, N, 5);
+    struct tier_key key = tier_key_chunk(&k.w.ident, "", tok, N);
+    ASSERT_EQ(rec_merge_begin(k.w.store, &key, &m), 0); /* there is no record */
+    build(&k, TIER_CHUNK, &key, tok, N, ROW, 0);
+    ASSERT_EQ(rec_merge_begin(k.w.store, &key, &m), 1);
+    encode(&k, m, 3, false, 0, NULL);
+    check_merged(&k, &key, tok, 0, NULL, 0); /* the old version until the new one is whole */
+    encode(&k, m, 6, true, 0, &got);
+    ASSERT_EQ(got, 0);
+    for (size_t r = 0; r < N; r++) /* 3 in a mean of 1.5, then 6 in one of 3 */
+        score[r] = fmaxf(distance(r, 3, 1.5f), distance(r, 6, 3));
+    check_merged(&k, &key, tok, 3, score, 2);
+
+    ASSERT_EQ(rec_merge_begin(k.w.store, &key, &m), 1); /* a third context, another time */
+    encode(&k, m, 7, true, 0, &got);
+    for (size_t r = 0; r < N; r++)
+        score[r] = fmaxf(score[r], distance(r, 7, 3));
+    check_merged(&k, &key, tok, 4, score, 3);
+    kit_close(&k);
+}
+
+TEST(a_merge_that_fails_leaves_the_record)
+{
+    struct kit k;
+    struct rec_merge *m;
+    int32_t tok[N];
+    int got;
+
+    kit_open(&k, KN_F32);
+    tokens(tok, N, 5);
+    struct tier_key key = tier_key_chunk(&k.w.ident, "", tok, N);
+    build(&k, TIER_CHUNK, &key, tok, N, ROW, 0);
+    for (int bad = 0; bad < 3;
+         bad++) { /* the first encoding, the last one, given up between them */
+        ASSERT_EQ(rec_merge_begin(k.w.store, &key, &m), 1);
+        encode(&k, m, 3, false, bad == 0 ? -EIO : 0, NULL);
+        got = 1;
+        if (bad == 2)
+            rec_merge_abort(m);
+        else
+            encode(&k, m, 6, true, bad == 1 ? -ECANCELED : 0, &got);
+        ASSERT_EQ(got, bad == 0 ? -EIO : bad == 1 ? -ECANCELED : 1);
+        check_merged(&k, &key, tok, 0, NULL, 0);
+    }
     kit_close(&k);
 }
 
