@@ -65,7 +65,9 @@ int docpool_make(struct docpool *p, const struct docpool_opts *o, const struct t
     p->text = mem_zalloc(o->n * sizeof *p->text);
     if (r == 0) r = p->text ? zipf_init(&p->popular, (uint32_t)o->n, o->zipf) : -ENOMEM;
     for (; r == 0 && p->n < o->n; p->n++)
-        if (!(p->text[p->n] = make_document(&rng, &s, o->n_tok, p->n + 1))) r = -ENOMEM;
+        if (!(p->text[p->n] =
+                  make_document(&rng, &s, o->each ? o->each[p->n] : o->n_tok, p->n + 1)))
+            r = -ENOMEM;
     buf_fini(&s.all);
     buf_fini(&s.sentence);
     return r < 0 && !err->code ? err_set(err, r, "no documents: %s", err_name(r)) : r;

@@ -16,7 +16,8 @@ struct docpool {
 struct docpool_opts {
     const char *folder; /* of the sample */
     size_t n;
-    uint32_t n_tok; /* of a document, about */
+    uint32_t n_tok;       /* of a document, about */
+    const uint32_t *each; /* [n] of each instead; NULL: all alike */
     double zipf;
     uint64_t seed;
 };

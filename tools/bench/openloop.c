@@ -87,8 +87,9 @@ static int on_event(void *ctx, const char *data, size_t len)
     if (!event) return 0; /* [DONE] */
     (void)json_unpack(event, "{s:[{s:{s:s}}]}", "choices", "delta", "content", &text);
     if (text && *text) add_text(c, text);
-    (void)json_unpack(event, "{s:{s:i, s?:{s?:i}}}", "usage", "prompt_tokens", &r->n_prompt,
-                      "prompt_tokens_details", "cached_tokens", &r->n_cached);
+    (void)json_unpack(event, "{s:{s:i, s?:{s?:i, s?:i}}}", "usage", "prompt_tokens", &r->n_prompt,
+                      "prompt_tokens_details", "cached_tokens", &r->n_cached, "recomputed_tokens",
+                      &r->n_recomputed);
     (void)json_unpack(event, "{s:{s?:F, s?:F, s?:F}}", "kvblend", "queue_ms", &r->queue_ms,
                       "prefill_ms", &r->prefill_ms, "engine_ms", &r->engine_ms);
     if (json_object_get(event, "error")) r->err = -EPROTO;
@@ -297,6 +298,7 @@ static void sum_up(const struct run *u, size_t i, struct openloop_shot *ret)
     for (const struct call *c = own - u->o->n_calls; c < own; c++) {
         ret->n_prompt += c->shot.n_prompt;
         ret->n_cached += c->shot.n_cached;
+        ret->n_recomputed += c->shot.n_recomputed;
     }
 }
 

@@ -18,9 +18,9 @@ struct openloop_shot {                      /* of one request */
     double queue_ms, prefill_ms, engine_ms; /* as a kvblend worker explains itself (docs/api.md) */
     double gap_ms_max;                      /* longest pause between two pieces of text */
     unsigned n_pieces;                      /* of text */
-    unsigned n_prompt;    /* tokens, as the server counts them; 0 = it did not say */
-    unsigned n_cached;    /* of them */
-    int http_status, err; /* err: of the exchange, 0 or negative errno */
+    unsigned n_prompt;               /* tokens, as the server counts them; 0 = it did not say */
+    unsigned n_cached, n_recomputed; /* of them: taken from a cache; found there, computed again */
+    int http_status, err;            /* err: of the exchange, 0 or negative errno */
 };
 enum { OPENLOOP_CALLS_MAX = 256, OPENLOOP_STREAM = OPENLOOP_CALLS_MAX + 1 };
 struct openloop_opts {

@@ -112,7 +112,8 @@ static int measure_rag(const struct opts *opts, struct err *err)
     if (r < 0) return r;
     json_t *meta = bench_meta(), *rows = json_array();
     json_object_set_new(meta, "requests", json_integer((json_int_t)trace.n));
-    r = run_caches(&trace, opts, rows, err);
+    r = opt_bool(opts, "replay") ? rag_replay(&trace, opts, meta, rows, err)
+                                 : run_caches(&trace, opts, rows, err);
     if (r == 0) r = bench_write_json(opts, meta, rows, err);
     json_decref(meta);
     json_decref(rows);
@@ -123,11 +124,16 @@ static int measure_rag(const struct opts *opts, struct err *err)
 static const struct opt_def measure_rag_options[] = {
     {"trace", OPT_STR, NULL, 0, 0, NULL, "folder of a RAGPulse trace"},
     {"rooms", OPT_STR, "50000,100000,200000,400000,1000000", 0, 0, NULL, "of a cache, in tokens"},
+    {"replay", OPT_BOOL, "false", 0, 0, NULL, "ask an hour of it of a worker instead, by mode"},
+    {"hour", OPT_INT, "294", 0, 1e6, NULL, "which, of the trace"},
+    {"scale", OPT_DOUBLE, "4", 1, 1e6, NULL, "how many times shorter texts are"},
+    {"seconds", OPT_DOUBLE, "80", 0.1, 3600, NULL, "in which the hour passes"},
+    {"rounds", OPT_INT, "1", 1, 1000, NULL, "of all modes in turns"},
     {0}};
 
-const struct bench_sub bench_rag = {.name = "rag",
-                                    .about =
-                                        "what each kind of cache finds of a trace of RAG requests",
-                                    .shared = "",
-                                    .options = measure_rag_options,
-                                    .run = measure_rag};
+const struct bench_sub bench_rag = {
+    .name = "rag",
+    .about = "what each kind of cache finds of a trace of RAG requests",
+    .shared = "model shape threads dtype device gemm ctx ram nvme documents answer-tokens",
+    .options = measure_rag_options,
+    .run = measure_rag};

@@ -71,4 +71,8 @@ void rag_cache_destroy(struct rag_cache *c);
  * must outlive the cache. */
 int rag_cache_ask(struct rag_cache *c, const struct rag_request *q, uint32_t *found);
 
+/* rag_replay.c: an hour of it asked of a worker; a row for each mode. */
+int rag_replay(const struct rag_trace *t, const struct opts *opts, json_t *meta, json_t *rows,
+               struct err *err);
+
 #endif

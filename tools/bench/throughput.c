@@ -13,24 +13,20 @@
  * answered. Each point measures it alone first, so both stand in one row. The first SIGINT or
  * SIGTERM ends it with the points that are done. */
 #include "tools/bench/bench.h"
-#include "tools/bench/child.h"
 #include "tools/bench/docpool.h"
 #include "tools/bench/figures.h"
 #include "tools/bench/mapreduce.h"
 #include "tools/bench/openloop.h"
+#include "tools/bench/served.h"
 
-#include "base/clock.h"
 #include "base/mem.h"
 #include "base/rng.h"
 
-#include <fcntl.h>
 #include <limits.h>
 #include <math.h>
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum {
     METHODS_MAX = 16,
@@ -39,8 +35,6 @@ enum {
     STREAM_SEED = 977,
     UNLOADED_REPS = 5,
     REQUESTS = 60, /* of a point: enough for a p95 */
-    START_S = 600,
-    BUILD_S = 3600,
     QUESTION_WORDS = 24,
     STREAM_WORDS = 12
 };
@@ -64,9 +58,7 @@ struct thru {
     struct buf alone; /* gaps of the streams while nothing else was asked, all points together */
     struct method method[METHODS_MAX];
     size_t n_methods;
-    char dir[CHILD_PATH_MAX], address[CHILD_PATH_MAX], model_name[128];
-    pid_t pid;
-    bool foreign; /* somebody else's server: no kvblend object in requests */
+    struct served server;
     unsigned chunks, n_streams;
     double slo_ms;
     uint64_t n_measured; /* points and lone requests so far: each has prompts of its own, or a
@@ -105,26 +97,6 @@ static json_t *put_prompt(const char *const text[], unsigned n, bool summaries,
     return segments;
 }
 
-/* A streaming request for that many tokens, not fewer unless it may_end. Takes kvblend over. */
-static int put_body(const struct thru *t, struct buf *text, unsigned n_tokens, bool may_end,
-                    json_t *kvblend, struct buf *out)
-{
-    json_t *body =
-        json_pack("{s:s, s:b, s:i, s:f, s:{s:b}, s:[{s:s, s:s}]}", "model", t->model_name, "stream",
-                  1, "max_tokens", (int)n_tokens, "temperature", 0.0, "stream_options",
-                  "include_usage", 1, "messages", "role", "user", "content", buf_cstr(text));
-    if (!may_end)
-        json_object_update_new(
-            body, json_pack("{s:i, s:b}", "min_tokens", (int)n_tokens, "ignore_eos", 1));
-    if (!t->foreign) json_object_set(body, "kvblend", kvblend);
-    json_decref(kvblend);
-    char *s = buf_status(text) == 0 && body ? json_dumps(body, JSON_COMPACT) : NULL;
-    json_decref(body);
-    const int r = s ? buf_adds(out, s) : -ENOMEM;
-    mem_free(s);
-    return r;
-}
-
 /* A prompt of its own, short: it stands for somebody whose answer is on its way. */
 static int put_stream(const struct point *p, size_t i, struct buf *out)
 {
@@ -132,8 +104,8 @@ static int put_stream(const struct point *p, size_t i, struct buf *out)
     struct buf text = BUF_INIT;
     (void)buf_adds(&text, "Tell a story of");
     docpool_words(&p->t->pool, &rng, STREAM_WORDS, &text);
-    int r = put_body(p->t, &text, (unsigned)opt_int(p->t->opts, "stream-tokens"), false,
-                     json_pack("{s:s}", "mode", "full"), out);
+    int r = served_body(&p->t->server, &text, (unsigned)opt_int(p->t->opts, "stream-tokens"), false,
+                        json_pack("{s:s}", "mode", "full"), out);
     buf_fini(&text);
     return r;
 }
@@ -173,114 +145,10 @@ static int make_body(void *ctx, size_t i, unsigned k, const char *const summary[
         json_object_update_new(kvblend, json_pack("{s:f, s:b, s:O}", "ratio", p->m->ratio,
                                                   "explain", 1, "segments", segments));
     json_decref(segments);
-    int r = put_body(t, &text, n_tokens, may_end, kvblend, out);
+    int r = served_body(&t->server, &text, n_tokens, may_end, kvblend, out);
     buf_fini(&question);
     buf_fini(&text);
     return r;
-}
-
-/* ---- the server ---- */
-
-static int wait_ready(struct thru *t, struct err *err)
-{
-    const uint64_t begin = clock_ns();
-    while (clock_ms_since(begin) < START_S * 1e3) {
-        if (bench_stopped()) return -ECANCELED;
-        if (openloop_call(t->address, "/health", NULL, NULL, 2000) == 200) return 0;
-        if (t->pid > 0 && child_ended(t->pid)) {
-            t->pid = 0;
-            return err_set(err, -EIO, "the worker did not start (its log: %s/log)", t->dir);
-        }
-        (void)poll(NULL, 0, 100);
-    }
-    return err_set(err, -ETIMEDOUT, "%s does not get ready", t->address);
-}
-
-static int start_worker(struct thru *t, const char *model, struct err *err)
-{
-    static const char *const same[] = {"--device",  "--dtype", "--ctx",
-                                       "--threads", "--ram",   "--nvme"};
-    enum { N_SAME = sizeof same / sizeof *same, FIXED = 9 };
-    char program[CHILD_PATH_MAX], log[CHILD_PATH_MAX + 8];
-    const char *argv[FIXED + 2 * N_SAME + 1] = {program,    "--model",     model,
-                                                "--listen", t->address,    "--max-queue",
-                                                "4096",     "--log-level", "warn"};
-    size_t n = FIXED;
-    int r = child_dir("kvblend-throughput", t->dir, err);
-    if (r < 0) return r;
-    child_program("kvblend-worker", "../../worker/kvblend-worker", program);
-    (void)snprintf(t->address, sizeof t->address, "unix:%.200s/worker", t->dir);
-    (void)snprintf(log, sizeof log, "%s/log", t->dir);
-    for (size_t i = 0; i < N_SAME; i++) {
-        size_t n_given;
-        char **given = opt_list(t->opts, same[i] + 2, &n_given);
-        if (n_given == 0) continue;
-        argv[n++] = same[i];
-        argv[n++] = given[0];
-    }
-    (void)setenv("KVBLEND_GEMM", opt_str(t->opts, "gemm"), 1);
-    const struct child_opts with = {.out_fd = open(log, O_WRONLY | O_CREAT | O_CLOEXEC, 0600)};
-    if (with.out_fd < 0) return err_set(err, -errno, "%s: %s", log, strerror(errno));
-    t->pid = child_start((char *const *)argv, &with);
-    (void)close(with.out_fd);
-    return t->pid < 0 ? err_set(err, -EAGAIN, "cannot fork") : wait_ready(t, err);
-}
-
-/* As they are at one time; NAN: the server does not say. TO_MEASURE: chunks whose sensitivity the
- * worker has still to measure; the engine's work since it started. */
-enum { TO_MEASURE, PREFILL_S, DECODE_S, METRICS };
-static void read_metrics(const struct thru *t, double ret[METRICS])
-{
-    static const char *const name[METRICS] = {
-        "\nkvblend_sensitivity_pending ", "kvblend_engine_busy_seconds_total{work=\"prefill\"} ",
-        "kvblend_engine_busy_seconds_total{work=\"decode\"} "};
-    struct buf text = BUF_INIT;
-    const bool told = openloop_call(t->address, "/metrics", NULL, &text, 10000) == 200;
-    for (size_t i = 0; i < METRICS; i++) {
-        const char *at = told ? strstr(buf_cstr(&text), name[i]) : NULL;
-        ret[i] = at ? strtod(at + strlen(name[i]), NULL) : NAN;
-    }
-    buf_fini(&text);
-}
-
-/* Every document's KV into the store, and all that is measured of it in idle time: a point is of a
- * worker that knows its documents, whatever was measured before it has put out of the store. */
-static int build_pool(struct thru *t, struct err *err)
-{
-    const uint64_t begin = clock_ns();
-    for (size_t i = 0; i < t->pool.n; i++) {
-        if (bench_stopped()) return -ECANCELED;
-        json_t *body = json_pack("{s:[s], s:b}", "texts", t->pool.text[i], "wait", 1);
-        char *s = body ? json_dumps(body, JSON_COMPACT) : NULL;
-        json_decref(body);
-        if (!s) return err_set(err, -ENOMEM, "out of memory");
-        int status = openloop_call(t->address, "/v1/segments", s, NULL, BUILD_S * 1000);
-        mem_free(s);
-        if (status != 200 && bench_stopped()) return -ECANCELED; /* the worker was told, too */
-        if (status != 200) return err_set(err, -EIO, "a document was not built: HTTP %d", status);
-        bench_progress("document", i + 1, t->pool.n);
-    }
-    double now[METRICS];
-    for (read_metrics(t, now); now[TO_MEASURE] != 0; read_metrics(t, now)) {
-        if (bench_stopped()) return -ECANCELED;
-        if (isnan(now[TO_MEASURE]) || clock_ms_since(begin) > BUILD_S * 1e3)
-            return err_set(err, -EIO, "the documents' sensitivity does not get measured");
-        (void)poll(NULL, 0, 500);
-    }
-    return 0;
-}
-
-static int first_model(struct thru *t, struct err *err)
-{
-    struct buf body = BUF_INIT;
-    const char *id = NULL;
-    int status = openloop_call(t->address, "/v1/models", NULL, &body, 10000);
-    json_t *list = status == 200 ? json_loadb(body.data, body.len, 0, NULL) : NULL;
-    (void)json_unpack(list, "{s:[{s:s}]}", "data", "id", &id);
-    if (id) (void)snprintf(t->model_name, sizeof t->model_name, "%s", id);
-    json_decref(list);
-    buf_fini(&body);
-    return t->model_name[0] ? 0 : err_set(err, -EIO, "%s lists no model", t->address);
 }
 
 /* ---- methods ---- */
@@ -292,7 +160,7 @@ static int add_method(struct thru *t, const char *name, double ratio, struct err
     (void)snprintf(m.name, sizeof m.name, "%s", name);
     if (strcmp(name, "blend") == 0)
         m.strategy = POL_QS;
-    else if (!m.map && !t->foreign && pol_strategy_parse(name, &m.strategy) != 1)
+    else if (!m.map && !t->server.foreign && pol_strategy_parse(name, &m.strategy) != 1)
         return err_set(err, -EINVAL, "--strategies: there is no \"%s\"", name);
     if (!pol_strategy_is_exact(m.strategy)) m.ratio = m.strategy == POL_REUSE ? 0 : ratio;
     for (size_t i = 0; i < FIGURES; i++)
@@ -308,14 +176,16 @@ static int read_methods(struct thru *t, struct err *err)
     const double ratio =
         opt_given(t->opts, "ratios") ? strtod(opt_str(t->opts, "ratios"), NULL) : 0.15;
     /* Another server by its own way, else what the objective is made of; then the others. */
-    const char *before = t->foreign ? "server" : opt_given(t->opts, "slo-ms") ? NULL : "full";
+    const char *before = t->server.foreign              ? "server"
+                         : opt_given(t->opts, "slo-ms") ? NULL
+                                                        : "full";
     int r = before ? add_method(t, before, 1, err) : 0;
     while (r == 0 && *p) {
         char name[24];
         const size_t len = strcspn(p, ",");
         (void)snprintf(name, sizeof name, "%.*s", (int)len, p);
         p += len + (p[len] == ',');
-        if (t->foreign ? !map_kind_of(name) : before && strcmp(name, before) == 0) continue;
+        if (t->server.foreign ? !map_kind_of(name) : before && strcmp(name, before) == 0) continue;
         r = add_method(t, name, ratio, err);
     }
     return r;
@@ -325,7 +195,7 @@ static int read_methods(struct thru *t, struct err *err)
 
 static int run_point(struct thru *t, struct point *p, struct err *err)
 {
-    const struct openloop_opts o = {.address = t->address,
+    const struct openloop_opts o = {.address = t->server.address,
                                     .path = "/v1/chat/completions",
                                     .at_s = p->at_s,
                                     .n = p->n,
@@ -337,14 +207,14 @@ static int run_point(struct thru *t, struct point *p, struct err *err)
                                     .body = make_body,
                                     .ctx = p,
                                     .stopped = bench_stopped};
-    double before[METRICS], now[METRICS];
+    double before[SERVED_METRICS], now[SERVED_METRICS];
     p->t = t;
     p->seed = SEED + ++t->n_measured;
-    read_metrics(t, before);
+    served_metrics(&t->server, before);
     int r = openloop_run(&o, &p->got, err);
-    read_metrics(t, now);
-    p->prefill_s = (now[PREFILL_S] - before[PREFILL_S]) / (double)p->n;
-    p->decode_s = (now[DECODE_S] - before[DECODE_S]) / (double)p->n;
+    served_metrics(&t->server, now);
+    p->prefill_s = (now[SERVED_PREFILL_S] - before[SERVED_PREFILL_S]) / (double)p->n;
+    p->decode_s = (now[SERVED_DECODE_S] - before[SERVED_DECODE_S]) / (double)p->n;
     return r == 0 && bench_stopped() ? -ECANCELED : r; /* the worker was told, too */
 }
 
@@ -553,7 +423,7 @@ static int run_all(struct thru *t, struct err *err)
     (void)printf("objective: p95 of the TTFT within %.0f ms\n", t->slo_ms);
     bench_print_head(point_columns);
     for (size_t i = 0; i < t->n_methods && r == 0; i++) {
-        if (i > 0 && !t->foreign) r = build_pool(t, err);
+        if (i > 0 && !t->server.foreign) r = served_build(&t->server, t->pool.text, t->pool.n, err);
         if (r == 0) r = sweep(t, &t->method[i], err);
     }
     if (r == -ECANCELED && json_array_size(t->rows) > 0) r = 0; /* what is done is told */
@@ -581,23 +451,21 @@ static int measure_throughput(const struct opts *opts, struct err *err)
     struct thru t = {.opts = opts,
                      .chunks = (unsigned)opt_int(opts, "chunks"),
                      .n_streams = (unsigned)opt_int(opts, "streams"),
-                     .foreign = opt_given(opts, "server"),
+                     .server.foreign = opt_given(opts, "server"),
                      .meta = bench_meta(),
                      .rows = json_array()};
     char model[PATH_MAX];
     bench_stop_watch();
-    (void)snprintf(t.address, sizeof t.address, "%s", opt_str(opts, "server"));
+    (void)snprintf(t.server.address, sizeof t.server.address, "%s", opt_str(opts, "server"));
     int r = bench_model_path(opts, model, sizeof model, err);
     if (r == 0) r = make_pool(&t, model, err);
     if (r == 0) r = read_methods(&t, err);
-    if (r == 0) r = t.foreign ? wait_ready(&t, err) : start_worker(&t, model, err);
-    if (r == 0) r = first_model(&t, err);
-    if (r == 0 && !t.foreign) r = build_pool(&t, err);
+    if (r == 0) r = served_start(&t.server, opts, model, err);
+    if (r == 0 && !t.server.foreign) r = served_build(&t.server, t.pool.text, t.pool.n, err);
     if (r == 0) r = run_all(&t, err);
     if (r == 0) r = bench_write_json(opts, t.meta, t.rows, err);
     if (r == -ECANCELED) (void)err_set(err, r, "stopped before the first point");
-    child_stop(t.pid);
-    child_dir_remove(t.dir);
+    served_stop(&t.server);
     docpool_fini(&t.pool);
     buf_fini(&t.alone);
     json_decref(t.meta);
