@@ -32,6 +32,7 @@ struct pol_chunk_now {
     int tier;       /* that holds it; -1: none */
     uint64_t bytes; /* to load: all stored layers */
     bool side;      /* its sidecar is in RAM: `side` need not wait for the record */
+    bool merged;    /* its record has been encoded behind other chunks: what floors go by */
 };
 struct pol_strat_now {
     bool allowed;

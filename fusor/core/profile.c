@@ -313,6 +313,12 @@ int fus_profile_ratio_for(const struct fus_profile *p, enum pol_strategy s, doub
     return 1;
 }
 
+double fus_profile_loss_of(const struct fus_profile *p, double loss, double isolated)
+{
+    const double merged = p->n_ratios && p->ratios[0] == 0 ? p->losses[POL_REUSE][0] : 1;
+    return merged > 0 && merged < 1 ? loss / (1 + isolated * (1 / merged - 1)) : loss;
+}
+
 void fus_profile_apply(const struct fus_profile *p, struct fus_plan *plan)
 {
     if (plan->check_layer == 0) plan->check_layer = p->check_layer;

@@ -53,6 +53,10 @@ struct json_t *fus_profile_json(const struct fus_profile *p); /* as in the file;
  * where it was not measured, loses 1, at 0. */
 int fus_profile_ratio_for(const struct fus_profile *p, enum pol_strategy s, double loss,
                           double *ret_ratio);
+/* The loss to look up so that a prompt loses `loss`, this share of whose reused tokens comes from
+ * records that stand behind the sink alone: losses are of merged records, and the others lose as
+ * many times more as plain reuse of merged ones loses less than 1. */
+double fus_profile_loss_of(const struct fus_profile *p, double loss, double isolated);
 /* Layers into a plan, where it leaves them open (0). */
 void fus_profile_apply(const struct fus_profile *p, struct fus_plan *plan);
 

@@ -132,6 +132,25 @@ def test_a_growing_collection_is_merged_again():
         until("it stands behind more", lambda: record(g, few[0], "a")["context_tokens"] > 2 * short)
 
 
+def test_the_controller_knows_both_kinds_of_records():
+    """Where merged records may be reused as they are, those behind the sink need a ratio."""
+    with Served("--strategy", "auto", contexts=2, context_tokens=500, loss=0.5, ratios=[0, 0.1, 0.5],
+                losses={"reuse": [0.4, None, None], "qs": [None, 0.3, 0.1]}) as g:
+        def decided(order):
+            rid = g.post(CHAT, parts(order, "a")).headers["x-request-id"]
+            one, = g.admin_get("/admin/decisions/" + rid)["data"]
+            return one["in"]
+        built(g, [1, 2, 3], "a")
+        before = decided([2, 1])
+        merged(g, [1, 2, 3], "a")
+        after = decided([2, 1])
+        assert [c["merged"] for c in before["chunks"]] == [False, False], before
+        assert [c["merged"] for c in after["chunks"]] == [True, True], after
+        assert not before["strategies"]["reuse"]["allowed"] and after["strategies"]["reuse"]["allowed"]
+        assert abs(before["strategies"]["qs"]["floor"] - 0.3) < 1e-9, before  # keeps 0.5 * 0.4
+        assert abs(after["strategies"]["qs"]["floor"] - 0.1) < 1e-9, after
+
+
 def test_the_same_history_gives_the_same_answer():
     answers = []
     for _ in range(2):

@@ -149,18 +149,33 @@ static void put_tiers(struct worker *w, const uint64_t own_bytes[POL_TIERS_MAX],
     }
 }
 
+/* The loss that the profile's curves have to keep: they are those of merged records. */
+static double loss_wanted(const struct worker *w, const struct ctl_decision *d)
+{
+    double held = 0, isolated = 0;
+
+    for (size_t i = 0; i < d->in.n_chunk; i++) {
+        const struct pol_chunk_now *c = &d->chunk[i];
+        if (c->tier < 0) continue;
+        held += c->n;
+        isolated += c->merged ? 0 : c->n;
+    }
+    return fus_profile_loss_of(&w->profile, w->reuse.decider->loss, held > 0 ? isolated / held : 0);
+}
+
 /* What keeps the quality wanted, under what operator, client and the quality guard allow. */
 static void put_floors(struct worker *w, const struct api_settings *m, struct ctl_decision *d)
 {
     struct pol_guard_setting guard;
     bool guarded = wk_guard_rules(w, m, &guard) > 0, given = w->o.strategy_given;
     enum pol_strategy only = guarded ? guard.strategy : w->o.strategy;
+    const double loss = loss_wanted(w, d);
 
     for (int i = POL_REUSE; i < POL_STRATEGY_COUNT; i++) {
         enum pol_strategy s = (enum pol_strategy)i;
         struct pol_strat_now *now = &d->in.strat[s];
         double floor = guarded ? guard.ratio : w->o.ratio, known;
-        bool is_known = fus_profile_ratio_for(&w->profile, s, w->reuse.decider->loss, &known) == 1;
+        bool is_known = fus_profile_ratio_for(&w->profile, s, loss, &known) == 1;
         if (is_known && guarded) floor = fmax(floor, known);
         if (is_known && !guarded && !w->o.ratio_given) floor = known;
         now->floor = fmax(floor, m->min_ratio); /* -1: not given */

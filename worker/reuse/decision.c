@@ -84,9 +84,9 @@ static json_t *chunks_json(const struct ctl_decision *d)
 
     for (size_t i = 0; i < d->in.n_chunk; i++) {
         const struct pol_chunk_now *c = &d->chunk[i];
-        json_t *o = json_pack("{s:I, s:I, s:i, s:I, s:b, s:b}", "tok0", (json_int_t)c->tok0, "n",
-                              (json_int_t)c->n, "tier", c->tier, "bytes", (json_int_t)c->bytes,
-                              "side", c->side, "reuse", d->reuse[i]);
+        json_t *o = json_pack("{s:I, s:I, s:i, s:I, s:b, s:b, s:b}", "tok0", (json_int_t)c->tok0,
+                              "n", (json_int_t)c->n, "tier", c->tier, "bytes", (json_int_t)c->bytes,
+                              "side", c->side, "merged", c->merged, "reuse", d->reuse[i]);
         (void)json_array_append_new(a, o);
     }
     return a;

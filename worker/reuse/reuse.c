@@ -202,7 +202,7 @@ static int find_chunk(struct reuse *q, size_t i)
     now->tier = comes_from(q, pin, &now->bytes);
     now->side = now->tier == 0 || store_has_side(q->w->store, &c->key);
     uint32_t behind;
-    c->merged = store_pin_contexts(pin, &behind) > 0;
+    c->merged = now->merged = store_pin_contexts(pin, &behind) > 0;
     if (q->m->store)
         wk_contexts_want(
             q->w, &(struct wk_context_wish){c->key, q->m->ns, q->p->tok + c->tok0, c->n, behind});

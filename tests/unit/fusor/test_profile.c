@@ -110,6 +110,13 @@ TEST(reuse_loses_what_was_measured)
     }
     ASSERT_EQ(fus_profile_ratio_for(&p, POL_QS, 0.44, &ratio), 1);
     ASSERT_NEAR(ratio, 0.1, 1e-9);
+    /* Records behind the sink alone lose 1 / 0.44 times as much; where reuse was not measured
+     * nothing is known of merged ones. */
+    ASSERT_NEAR(fus_profile_loss_of(&p, 0.22, 0), 0.22, 1e-9);
+    ASSERT_NEAR(fus_profile_loss_of(&p, 0.22, 1), 0.22 * 0.44, 1e-9);
+    ASSERT_TRUE(fus_profile_loss_of(&p, 0.22, 0.5) > 0.22 * 0.44);
+    ASSERT_OK(read_text("{\"ratios\": [0.1], \"losses\": {\"qs\": [0.3]}}", &p, &err));
+    ASSERT_NEAR(fus_profile_loss_of(&p, 0.22, 1), 0.22, 1e-9);
 }
 
 /* Of any curve: a stricter loss never gets a smaller ratio; what is found lies between measured
