@@ -12,7 +12,7 @@ int tier_op_check(const struct tier_op *op, bool write)
     ASSERT(op->on_done && (write || op->on_part));
     if (op->part_lo >= op->part_hi || op->part_hi > n) return -EINVAL;
     if ((unsigned)op->prio >= TIER_PRIO_COUNT) return -EINVAL;
-    return write && (op->part_lo != 0 || (op->part_hi != n && op->part_hi != 1)) ? -EINVAL : 0;
+    return write && (op->part_lo != 0 || op->part_hi != n) ? -EINVAL : 0;
 }
 
 int tier_op_open(const struct tier_op *op, struct record_view *ret)

@@ -38,7 +38,7 @@ struct tier_op {
      * parts above 0 may be NULL until on_part(0) has returned 0, so that memory for a record whose
      * presence is unknown is only taken once its header is here. */
     uint8_t **part;
-    uint32_t part_lo, part_hi; /* parts to move; a write of [0, 1) updates the header in place */
+    uint32_t part_lo, part_hi; /* parts to move; of a write all of them */
     enum tier_prio prio;
     uint64_t deadline_ns; /* clock_ns(); 0 none. Not started by then: -ETIMEDOUT. A tier that can
                            * abandon a transfer does so; a device finishes what it began. */
@@ -51,8 +51,8 @@ struct tier_op {
     void *ctx;
     struct tier_op *next; /* the tier's own while it has the op */
 };
-/* What every tier asks of an op that comes in: -EINVAL not parts of the record, or (write) neither
- * all of them nor the header alone. */
+/* What every tier asks of an op that comes in: -EINVAL not parts of the record, or (write) not all
+ * of them. */
 int tier_op_check(const struct tier_op *op, bool write);
 /* The header that a write brings: sound, of the op's key and layout, else -EBADMSG or as
  * record_open(). */

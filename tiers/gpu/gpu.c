@@ -28,21 +28,15 @@ static int gpu_write(struct tier *tier, struct tier_op *op)
 {
     struct gpu_tier *t = tier_of(tier);
     struct record_view v;
-    bool whole = op->part_hi == op->layout->n_parts;
     int r = tier_op_check(op, true);
     if (r == 0) r = tier_op_open(op, &v);
     if (r < 0) return r;
     struct gpu_job *j = job_create(op);
     if (!j) return -ENOMEM;
     pthread_mutex_lock(&t->m);
-    if (t->stop)
-        r = -ECANCELED;
-    else if (!whole)
-        r = gpu_header_update(t, j);
-    else
-        r = gpu_entry_create(t, &v, &j->e);
+    r = t->stop ? -ECANCELED : gpu_entry_create(t, &v, &j->e);
     if (r == 0) {
-        if (whole) j->e->refs++;
+        j->e->refs++;
         gpu_copy_add(&t->copies[true], j);
     }
     pthread_mutex_unlock(&t->m);

@@ -45,9 +45,8 @@ static void header_move(struct gpu_copies *c, struct gpu_job *j)
     struct gpu_tier *t = c->t;
     const struct record_layout *layout = &j->e->layout;
     j->part = 1;
-    if (c->write) { /* of a record that is here the scores alone: lookups read the rest */
-        const uint64_t from = j->e->writing ? 0 : layout->score_off;
-        memcpy(j->e->part[0] + from, j->op->part[0] + from, layout->header_bytes - from);
+    if (c->write) {
+        memcpy(j->e->part[0], j->op->part[0], layout->header_bytes);
         return;
     }
     memcpy(j->op->part[0], j->e->part[0], layout->header_bytes);

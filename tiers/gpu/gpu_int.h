@@ -86,7 +86,6 @@ struct gpu_tier {
 struct gpu_entry *gpu_find_entry(const struct gpu_tier *t, const struct tier_key *k);
 /* With room for every part, refused (-ENOSPC, counted) or out of something. */
 int gpu_entry_create(struct gpu_tier *t, const struct record_view *v, struct gpu_entry **ret);
-int gpu_header_update(struct gpu_tier *t, struct gpu_job *j);
 /* Out of the index at once, out of memory with its last reference. */
 void gpu_drop(struct gpu_entry *e, bool evicted);
 void gpu_unref(struct gpu_entry *e);

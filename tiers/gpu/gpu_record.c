@@ -225,17 +225,6 @@ int gpu_entry_create(struct gpu_tier *t, const struct record_view *v, struct gpu
     return 0;
 }
 
-int gpu_header_update(struct gpu_tier *t, struct gpu_job *j)
-{
-    struct gpu_entry *e = gpu_find_entry(t, &j->op->key);
-    if (!e) return -ENOENT;
-    if (e->layout.record_bytes != j->op->layout->record_bytes) return -EINVAL;
-    e->refs++;
-    gpu_update_evictable(e);
-    j->e = e;
-    return 0;
-}
-
 static void publish(struct gpu_tier *t, struct gpu_entry *e)
 {
     struct gpu_entry *old = gpu_find_entry(t, &e->node.key);

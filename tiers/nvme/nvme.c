@@ -34,22 +34,20 @@ static void pieces_init(struct nvme_op *x)
     x->parts_left = op->part_hi - op->part_lo;
 }
 
-/* Holding m: the record that a read or an update is about, referenced. */
+/* Holding m: the record that a read is about, referenced. */
 static int slot_hold(struct nvme *n, struct nvme_op *x)
 {
     const struct tier_op *op = x->op;
     nvme_space_expire(&n->space, wall_ms());
     struct nvme_slot *slot = nvme_space_find(&n->space, &op->key);
     if (!slot) return -ENOENT;
-    if (slot->record_bytes != op->layout->record_bytes) {
-        return x->write ? -ENOENT : -ESTALE; /* the caller may know it in another form */
-    }
-    if (x->write && slot->header_sum != x->head.header_sum) return -ENOENT; /* another version */
+    if (slot->record_bytes != op->layout->record_bytes)
+        return -ESTALE; /* the caller may know it in another form */
     x->slot = slot;
     x->slot_off = nvme_slot_off(&n->space, slot);
     x->head.generation = slot->generation;
     slot->refs++;
-    if (op->prio < TIER_BEHIND && !x->write) nvme_space_hit(slot, wall_ms());
+    if (op->prio < TIER_BEHIND) nvme_space_hit(slot, wall_ms());
     return 0;
 }
 
@@ -58,7 +56,6 @@ static int admit(struct nvme *n, struct nvme_op *x)
 {
     unsigned class;
     if (n->read_only) return -EPERM; /* not -EIO: reads are well, no breaker is to open */
-    if (x->update) return slot_hold(n, x);
     if (nvme_class_of(x->op->layout->record_bytes, n->space.extent_bytes, &class) == 0) {
         n->stat.rejected[TIER_REJECT_SIZE]++;
         return -ENOSPC;
@@ -102,7 +99,6 @@ static int submit(struct nvme *n, struct tier_op *op, bool write)
     x->head = head;
     x->slot = NULL;
     x->write = write;
-    x->update = write && op->part_hi != op->layout->n_parts;
     r = write ? admit(n, x) : slot_hold(n, x);
     if (r < 0) goto out;
     TAILQ_REMOVE(&n->pool.free_ops, x, link);
@@ -160,7 +156,7 @@ static int op_remove(struct tier *t, const struct tier_key *k, bool also_pinned)
     } else {
         for (unsigned i = 0; n->n_write_ops > 0 && i < TIER_NVME_QUEUE_OPS; i++) {
             struct nvme_op *x = &n->pool.op[i];
-            if (!x->live || !x->write || x->update || !tier_key_same(&x->head.key, k)) continue;
+            if (!x->live || !x->write || !tier_key_same(&x->head.key, k)) continue;
             x->doomed = true;
             r = 1;
         }

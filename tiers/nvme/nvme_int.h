@@ -43,7 +43,7 @@ enum nvme_phase {             /* of a write; a read has NVME_DATA only */
 struct nvme_op { /* a tier_op while it is here */
     struct nvme *n;
     struct tier_op *op;
-    struct nvme_slot *slot; /* read, update: referenced; write: in state WRITING once started */
+    struct nvme_slot *slot; /* read: referenced; write: in state WRITING once started */
     struct nvme_head head;  /* of a write; of a read the generation that it must meet */
     uint8_t *page;          /* 4 KiB: the slot header */
     uint64_t begun_ns, first_ns, bytes;
@@ -51,7 +51,7 @@ struct nvme_op { /* a tier_op while it is here */
     uint32_t part, n_busy, parts_left;
     int status;
     enum nvme_phase phase;
-    bool live, write, update, started, listed, header_here;
+    bool live, write, started, listed, header_here;
     bool doomed;                       /* guarded by m: removed while being written */
     uint32_t pieces[RECORD_PARTS_MAX]; /* still to come of each part */
     TAILQ_ENTRY(nvme_op) link;

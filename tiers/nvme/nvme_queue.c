@@ -70,7 +70,7 @@ static void op_end(struct nvme *n, struct nvme_op *x)
     op_unlist(x, list_of(n, x));
     if (x->write && x->started) n->n_writing--;
     pthread_mutex_lock(&n->m);
-    if (x->slot && (!x->write || x->update))
+    if (x->slot && !x->write)
         nvme_space_unref(&n->space, x->slot);
     else if (x->slot) /* a write that did not become a record */
         nvme_space_free(&n->space, x->slot);
@@ -383,12 +383,7 @@ static bool write_step(struct nvme *n, struct nvme_op *x)
             x->phase = NVME_DATA;
             break;
         case NVME_DATA:
-            if (x->part < x->op->part_hi) break;
-            if (x->update) {
-                op_end(n, x);
-                return false;
-            }
-            header_start(n, x);
+            if (x->part == x->op->part_hi) header_start(n, x);
             break;
         case NVME_HEADER:
             write_publish(n, x);
@@ -421,17 +416,17 @@ static bool write_begin(struct nvme *n, struct nvme_op *x)
 {
     enum tier_reject why = TIER_REJECT_FULL;
     op_unlist(x, list_of(n, x));
-    x->phase = x->update ? NVME_DATA : NVME_SUPER;
+    x->phase = NVME_SUPER;
     pthread_mutex_lock(&n->m);
     if (x->doomed)
         x->status = -ECANCELED;
     else if (n->read_only)
         x->status = -EPERM;
-    else if (!x->update) {
+    else {
         x->status = nvme_space_alloc(&n->space, &x->head, wall_ms(), &x->slot, &why);
         if (x->status == -ENOSPC) n->stat.rejected[why]++;
     }
-    if (x->status == 0 && !x->update) {
+    if (x->status == 0) {
         x->slot_off = nvme_slot_off(&n->space, x->slot);
         x->head.slot_pages = x->slot->extent->class->slot_pages;
         x->head.epoch = x->slot->extent->epoch;

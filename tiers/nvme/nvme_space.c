@@ -177,7 +177,6 @@ bool nvme_space_publish(struct nvme_space *s, struct nvme_slot *slot, const stru
     slot->expires_ms = h->expires_ms;
     slot->used_ms = used_ms;
     slot->record_bytes = h->record_bytes;
-    slot->header_sum = h->header_sum;
     slot->n_tokens = h->n_tokens;
     slot->kind = (uint8_t)h->kind;
     slot->hits = 0;

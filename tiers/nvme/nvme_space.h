@@ -22,7 +22,7 @@ struct nvme_slot {
     struct evict_node node;
     struct nvme_extent *extent;
     TAILQ_ENTRY(nvme_slot) link; /* extent->free or ->dirty */
-    uint64_t generation, ns_hash, created_ms, expires_ms, used_ms, record_bytes, header_sum;
+    uint64_t generation, ns_hash, created_ms, expires_ms, used_ms, record_bytes;
     uint32_t heap_at; /* 1 + place in the heap of expiries, 0 = not there */
     uint32_t n_tokens, refs, hits;
     uint8_t state, kind;

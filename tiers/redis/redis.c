@@ -83,7 +83,7 @@ static void count_op(struct tier_stat *st, const struct rop *r, int status)
 {
     bool write = r->kind != ROP_READ;
     st->inflight_bytes -= r->bytes;
-    if (r->kind > ROP_UPDATE) return;
+    if (r->kind > ROP_WRITE) return;
     tier_stat_count(st, write, status, r->bytes, r->submitted_ns, r->first_ns);
     if (write && status == 0) st->device_written_bytes += r->bytes;
     st->corrupt += status == -EBADMSG;
@@ -112,8 +112,7 @@ static void call_off(struct redis_tier *t, const struct tier_key *k)
         struct rop *r, *next;
         for (r = TAILQ_FIRST(&t->waiting[p]); r; r = next) {
             next = TAILQ_NEXT(r, link);
-            if ((r->kind != ROP_WRITE && r->kind != ROP_UPDATE) || !tier_key_same(&r->key, k))
-                continue;
+            if (r->kind != ROP_WRITE || !tier_key_same(&r->key, k)) continue;
             TAILQ_REMOVE(&t->waiting[p], r, link);
             redis_rop_end(t, r, -ECANCELED);
         }
@@ -213,7 +212,7 @@ static int submit_op(struct redis_tier *t, struct tier_op *op, enum rop_kind kin
     if (!atomic_load_explicit(&t->usable, memory_order_relaxed)) return -EIO;
     const struct record_layout *l = op->layout;
     uint64_t tails = redis_tails_bytes(l);
-    bool own_part0 = kind == ROP_UPDATE || (kind == ROP_READ && op->part_lo > 0);
+    bool own_part0 = kind == ROP_READ && op->part_lo > 0;
     struct rop *r = redis_rop_new(t, kind, &op->key, tails + (own_part0 ? l->header_bytes : 0));
     if (!r) return -ENOMEM;
     r->op = op;
@@ -238,8 +237,7 @@ static int redis_read(struct tier *tier, struct tier_op *op)
 
 static int redis_write(struct tier *tier, struct tier_op *op)
 {
-    bool whole = op->part_hi == op->layout->n_parts;
-    return submit_op(of(tier), op, whole ? ROP_WRITE : ROP_UPDATE);
+    return submit_op(of(tier), op, ROP_WRITE);
 }
 
 static int redis_remove(struct tier *tier, const struct tier_key *k, bool also_pinned)

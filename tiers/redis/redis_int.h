@@ -25,9 +25,8 @@ enum { TOUCH_TABLE = 256, REDO_MAX = 64, REDIRECTS_MAX = 64, RETRIES_MAX = 3 };
 enum rop_kind {
     ROP_READ,
     ROP_WRITE,
-    ROP_UPDATE, /* the header of a record that is there */
-    ROP_TEXT,   /* one command about one key, whose answer is not waited for */
-    ROP_CALL    /* commands to one server, answers to a waiting caller */
+    ROP_TEXT, /* one command about one key, whose answer is not waited for */
+    ROP_CALL  /* commands to one server, answers to a waiting caller */
 };
 enum unit_what {
     UNIT_HEAD,    /* HGET h */
@@ -63,7 +62,7 @@ struct rop {
     enum rop_kind kind;
     enum tier_prio prio;
     bool active;
-    struct tier_op *op; /* READ, WRITE, UPDATE */
+    struct tier_op *op; /* READ, WRITE */
     struct call *call;
     struct tier_key key;
     unsigned slot;
@@ -79,7 +78,7 @@ struct rop {
     unsigned in_flight, retries, redirects, n_redo;
     struct unit redo[REDO_MAX];
     unsigned asked;                /* bits of enum unit_what, but those of parts */
-    bool head_known;               /* READ, UPDATE: h; WRITE: i */
+    bool head_known;               /* READ: h; WRITE: i */
     bool rechecking;               /* READ: a part is missing; is the header still the same? */
     uint64_t sent_ns;              /* the latest unit of it; 0: none yet */
     struct redis_conn *first_conn; /* READ: of the first part */

@@ -126,14 +126,6 @@ static void put_publish(struct redis_tier *t, struct rop *r, struct redis_cmd *c
 {
     const struct record_layout *l = r->op->layout;
     c->bytes = l->header_bytes;
-    if (r->kind == ROP_UPDATE) {
-        add_command(x, r, 4, "HSET");
-        add_header(x, r, part0_of(r));
-        add_command(x, r, 3, "HSTRLEN");
-        add_field(x, r->gen, 1);
-        c->n_replies++;
-        return;
-    }
     for (uint32_t p = 1; p < l->n_parts; p++)
         memcpy(r->own.tails + redis_tail_off(l, p), r->op->part[p] + redis_field_bytes(l, p),
                redis_tail_bytes(l, p));
@@ -333,11 +325,7 @@ static void got_head(struct redis_tier *t, struct rop *r, char type)
         return;
     }
     r->head_known = true;
-    if (r->kind == ROP_READ) {
-        if (r->op->part_lo == 0) part_here(t, r, 0);
-    } else if (memcmp(r->own.part0 + 120, part0_of(r) + 120, 8) != 0) {
-        fail_op(r, -ENOENT); /* another builder's record: its parts do not go with our header */
-    }
+    if (r->op->part_lo == 0) part_here(t, r, 0);
 }
 
 static void got_info(struct redis_tier *t, struct rop *r, char type)
@@ -360,12 +348,6 @@ static void got_info(struct redis_tier *t, struct rop *r, char type)
 static void got_publish(struct redis_tier *t, struct rop *r, const struct redis_cmd *c,
                         const struct unit *u)
 {
-    if (r->kind == ROP_UPDATE) {
-        if (c->reply[answer_at(u, 1)].n > 0) return;
-        drop_record(t, &r->key); /* it was evicted meanwhile: a header alone is none */
-        fail_op(r, -ENOENT);
-        return;
-    }
     uint32_t n_parts = r->op->layout->n_parts;
     bool lost = !r->before.exists && c->reply[answer_at(u, 0)].n == 0;
     bool torn = n_parts > 1 && c->reply[answer_at(u, r->before.exists ? 1 : 2)].n == 0;
@@ -497,9 +479,6 @@ static bool next_unit(const struct redis_tier *t, const struct rop *r, struct un
         return next_read(r, u);
     case ROP_WRITE:
         return next_write(r, u);
-    case ROP_UPDATE:
-        if (!asked(r, UNIT_HEAD)) return unit(u, UNIT_HEAD, 0);
-        return r->head_known && !asked(r, UNIT_PUBLISH) && unit(u, UNIT_PUBLISH, 0);
     default:
         return !asked(r, UNIT_TEXT) && unit(u, UNIT_TEXT, 0);
     }
@@ -525,7 +504,6 @@ static bool is_over(const struct rop *r)
     case ROP_READ:
         return r->head_known && !r->rechecking && r->n_done == r->n_parts;
     case ROP_WRITE:
-    case ROP_UPDATE:
         return asked(r, UNIT_PUBLISH);
     default:
         return true;

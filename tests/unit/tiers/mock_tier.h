@@ -34,7 +34,7 @@ struct mock {
     int part_limit;                                       /* parts delivered so far, then waits */
     int flip_part, flip_at;                               /* part to damage when read; -1 none */
     /* What was done. */
-    int reads, writes, head_writes, removes, touches, done, parts, queued;
+    int reads, writes, removes, touches, done, parts, queued;
     uint64_t quota_ns, quota_bytes, capacity_bytes;
     enum evict_policy policy;
     size_t memory_bytes;

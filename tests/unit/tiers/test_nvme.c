@@ -398,10 +398,15 @@ TEST(refuses_what_is_not_sealed)
 {
     struct nvme_file f;
     struct kit_rec r;
+    struct kit_call c;
     nvme_file_make(&f);
     struct tier_nvme_opts o = nvme_opts(&f, 16 << 20);
     struct tier *t = nvme_tier(&o);
     kit_make(&r, 1, "a", small);
+    kit_call_init(&c, &r);
+    c.op.part_hi = 1; /* or not all there */
+    ASSERT_ERR(t->ops->write(t, &c.op), -EINVAL);
+    kit_call_fini(&c);
     r.part[0][24] ^= 1;
     ASSERT_ERR(kit_write(t, &r), -EINVAL);
     r.part[0][24] ^= 1;
