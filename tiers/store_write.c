@@ -227,18 +227,3 @@ void store_abort(struct store_writer *w)
     (void)entry_drop(s, e, STORE_MISS_NEVER, false);
     pthread_mutex_unlock(&s->m);
 }
-
-int store_set_scores(struct store *s, const struct tier_key *k, const float *score, size_t n)
-{
-    struct store_writer *w;
-    int r = store_revise(s, k, &w);
-    if (r != 1) return r;
-    if (n != store_writer_desc(w)->n_tokens) {
-        store_abort(w);
-        return -EINVAL;
-    }
-    memcpy(store_writer_scores(w), score, sizeof *score * n);
-    store_writer_behind(w, 1, 0);
-    r = store_commit(w);
-    return r < 0 ? r : 1;
-}

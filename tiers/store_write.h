@@ -36,7 +36,4 @@ void store_writer_behind(struct store_writer *w, uint32_t n_contexts, uint32_t c
 int store_commit(struct store_writer *w);
 void store_abort(struct store_writer *w);
 
-/* store_revise() for the scores alone: 1 kept, 0 the record is not in RAM any more. */
-int store_set_scores(struct store *s, const struct tier_key *k, const float *score, size_t n);
-
 #endif

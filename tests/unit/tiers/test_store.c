@@ -613,6 +613,16 @@ TEST(a_claim_race_has_one_builder)
     store_destroy(c.s);
 }
 
+/* A version with the same rows. */
+static void revise(struct store *s, int id)
+{
+    struct tier_key k = key_of(id);
+    struct store_writer *w;
+    if (store_revise(s, &k, &w) != 1) return;
+    store_writer_behind(w, store_writer_desc(w)->n_contexts + 1, 400);
+    (void)store_commit(w); /* it may have been removed, or be built anew */
+}
+
 /* Readers, builders and an administrator at once over a budget that holds a few records only. */
 static void *mixed_load(void *arg)
 {
@@ -624,7 +634,6 @@ static void *mixed_load(void *arg)
     for (int i = 0; i < c->rounds; i++) {
         uint64_t r = test_rand(&rng);
         int id = (int)((r >> 8) % IDS);
-        int32_t tok[256];
         struct tier_key k = key_of(id);
         struct store_pin *p;
         enum store_miss why;
@@ -637,7 +646,7 @@ static void *mixed_load(void *arg)
             (void)put(c->s, id); /* may find no room while the others hold everything */
         }
         if (r % 7 == 0) (void)store_evict(c->s, &k, NULL);
-        if (r % 11 == 0) (void)store_set_scores(c->s, &k, score, tokens_of(id, tok));
+        if (r % 11 == 0) revise(c->s, id);
         if (r % 501 == 0) store_clear(c->s, NULL, NULL, true);
     }
     return NULL;
