@@ -18,15 +18,14 @@ struct served {
 /* The worker takes the options of its names; ready when this returns 0. */
 int served_start(struct served *s, const struct opts *opts, const char *model, struct err *err);
 void served_stop(struct served *s); /* also what was not started */
-/* Texts' KV into the store, and all that is measured of it in idle time: what is timed then is a
- * worker that knows its documents. */
+/* Texts' KV into the store, and what idle time adds: what is timed then is a worker that knows its
+ * documents. */
 int served_build(const struct served *s, char *const text[], size_t n, struct err *err);
 /* Appends a streaming request for that many tokens, not fewer unless it may_end. Takes kvblend. */
 int served_body(const struct served *s, struct buf *text, unsigned n_tokens, bool may_end,
                 json_t *kvblend, struct buf *out);
-/* As they are now; NAN: the server does not say. Chunks whose sensitivity the worker has still to
- * measure; the engine's work since it started. */
-enum { SERVED_TO_MEASURE, SERVED_PREFILL_S, SERVED_DECODE_S, SERVED_METRICS };
+/* The engine's work since it started; NAN: the server does not say. */
+enum { SERVED_PREFILL_S, SERVED_DECODE_S, SERVED_BUILD_S, SERVED_METRICS };
 void served_metrics(const struct served *s, double ret[SERVED_METRICS]);
 
 #endif
