@@ -122,7 +122,7 @@ struct bench_run {     /* how to run a prompt */
  * at those. */
 enum { BENCH_METHODS_MAX = 64 };
 struct bench_methods {
-    struct bench_run run[BENCH_METHODS_MAX];
+    struct bench_run run[BENCH_METHODS_MAX + 1]; /* room for one of the caller's */
     size_t n;
 };
 int bench_methods(const struct bench *b, const char *strategies, const char *ratios,

@@ -23,9 +23,10 @@
 enum { SEED = 1, SET_MAX = 256, CANDIDATES_MAX = 48 };
 static const char sample_path[] = KV_SOURCE_DIR "/tests/data/calibration/pages.jsonl";
 
-/* Recomputed shares that the curves are measured at. */
-static const double curve_ratio[] = {0.02, 0.05, 0.10, 0.15, 0.20, 0.30};
-static const enum pol_strategy curve_strategy[] = {POL_HKVD, POL_SINK, POL_QUERY, POL_QS, POL_SIDE};
+/* Recomputed shares that the curves are measured at; the first one and reuse are for each other. */
+static const double curve_ratio[] = {0, 0.02, 0.05, 0.10, 0.15, 0.20, 0.30};
+static const enum pol_strategy curve_strategy[] = {POL_REUSE, POL_HKVD, POL_SINK,
+                                                   POL_QUERY, POL_QS,   POL_SIDE};
 enum {
     N_CURVE = sizeof curve_ratio / sizeof *curve_ratio,
     N_CURVES = sizeof curve_strategy / sizeof *curve_strategy
@@ -35,7 +36,7 @@ struct set { /* half of the lines */
     json_t *lines;
     struct judge_line line[SET_MAX];
     size_t n;
-    double reuse[SET_MAX]; /* KL of plain reuse */
+    double reuse[SET_MAX]; /* KL of plain reuse of records built behind the sink alone */
 };
 /* What is searched. A setting of it is a number or two, as put() takes them. */
 enum what { SCORE_LAYERS, POWER, SIDE_LAYER, CHECK_LAYER };
@@ -111,16 +112,15 @@ static double mean(const double *kl, size_t n)
 
 static int open_set(struct calibration *c, struct set *s, struct err *err)
 {
-    const struct bench_run reuse = {.strategy = POL_REUSE};
     const size_t n = json_array_size(s->lines);
     int r = 0;
     for (size_t i = 0; r == 0 && i < n; i++) {
-        struct verdict full;
-        r = judge_begin(&c->judge, s->lines, i, &s->line[i], &full, err);
-        if (r == 0) s->n++;
+        struct verdict first[2];
+        r = judge_begin(&c->judge, s->lines, i, &s->line[i], first, err);
+        if (r == 0) s->reuse[s->n++] = first[1].kl_forced;
         bench_progress("preparing", i + 1, n);
     }
-    return r == 0 ? evaluate(c, s, &reuse, s->reuse, err) : r;
+    return r;
 }
 
 static void close_set(struct set *s)
@@ -324,7 +324,7 @@ static int measure_curves(struct calibration *c, struct err *err)
     (void)printf("\nloss on the other texts, as a share of reuse's (%.5f nats)\n", p->reuse_kl);
     bench_print_head(loss_columns);
     for (size_t k = 0; r == 0 && k < N_CURVES; k++)
-        for (size_t i = 0; r == 0 && i < N_CURVE; i++)
+        for (size_t i = k > 0; r == 0 && i < (k > 0 ? N_CURVE : 1); i++)
             r = measure_loss(c, curve_strategy[k], curve_ratio[i], &p->losses[curve_strategy[k]][i],
                              err);
     return r;
@@ -410,6 +410,9 @@ static int calibrate_model(struct bench *b, const struct opts *opts, struct err 
     int r = b->cfg->L < 2 ? err_set(err, -ENOTSUP, "a model of one layer has nothing to calibrate")
                           : dataset_open(data, &lines, err);
     if (r == 0) r = split_lines(c, lines, (size_t)opt_int(opts, "limit"), err);
+    if (r == 0) judge_contexts(&c->judge, opts, json_array_size(c->search.lines));
+    c->p.contexts = c->judge.n_contexts;
+    c->p.context_tokens = c->judge.context_tokens;
     if (r == 0) r = run_calibration(c, opts, err);
     close_set(&c->search);
     close_set(&c->report);
@@ -427,6 +430,6 @@ static const struct opt_def calibrate_model_options[] = {
 
 const struct bench_sub bench_calibrate = {.name = "quality calibrate",
                                           .about = "the profile of a model, found by measurement",
-                                          .shared = BENCH_MODEL_OPTIONS "data limit",
+                                          .shared = BENCH_MODEL_OPTIONS JUDGE_OPTIONS "data limit",
                                           .options = calibrate_model_options,
                                           .run_model = calibrate_model};

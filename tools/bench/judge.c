@@ -3,6 +3,7 @@
 #include "base/buf.h"
 #include "base/mem.h"
 #include "fusor/core/sample.h"
+#include "tiers/store_admin.h"
 #include "tools/bench/contexts.h"
 
 #include <math.h>
@@ -188,54 +189,84 @@ int judge_run(const struct judge *j, struct judge_line *l, const struct bench_ru
 
 /* ---- a line ---- */
 
-/* The chunk behind chunks of the other prompts, each context from the i-th of them on and around.
- */
-static int merge_behind(const struct judge *j, struct bench_text chunk, size_t i,
-                        const struct bench_prompt *other, size_t n_others)
+void judge_contexts(struct judge *j, const struct opts *opts, size_t n_lines)
 {
-    struct bench_text context[JUDGE_CONTEXTS_MAX];
-    const uint32_t most = j->context_tokens;
-    int32_t *tok = mem_alloc(JUDGE_CONTEXTS_MAX * (size_t)most * sizeof *tok), *at = tok;
-    size_t n = 0;
-    if (!tok) return -ENOMEM;
-    for (size_t k = 0; k < n_others && k < j->n_contexts; k++) {
-        const struct bench_prompt *p = &other[k];
-        uint32_t len = 0;
-        for (size_t c = 0; c < p->n_chunks && len < most; c++) {
-            const struct bench_text t = bench_chunk(p, (i + c) % p->n_chunks);
-            const uint32_t take = t.n < most - len ? t.n : most - len;
-            memcpy(at + len, t.tok, take * sizeof *at);
-            len += take;
-        }
-        if (len > 0) context[n++] = (struct bench_text){at, len};
-        at += len;
+    const struct fus_profile *p = &j->b->profile;
+    j->n_contexts = opt_given(opts, "contexts") ? (unsigned)opt_int(opts, "contexts") : p->contexts;
+    if (opt_bool(opts, "isolated") || n_lines < 2) j->n_contexts = 0;
+    if (j->n_contexts >= n_lines) j->n_contexts = (unsigned)n_lines - 1;
+    j->context_tokens = opt_given(opts, "context-tokens")
+                            ? (unsigned)opt_int(opts, "context-tokens")
+                            : p->context_tokens;
+    json_object_update_new(j->b->meta, json_pack("{s:i, s:i}", "contexts", (int)j->n_contexts,
+                                                 "context_tokens", (int)j->context_tokens));
+}
+
+static bool has_chunk(const struct bench_prompt *p, struct bench_text t)
+{
+    for (size_t i = 0; i < p->n_chunks; i++)
+        if (p->chunk[i].n == t.n && memcmp(bench_chunk(p, i).tok, t.tok, t.n * sizeof *t.tok) == 0)
+            return true;
+    return false;
+}
+
+/* Chunks of another prompt from the i-th on and around, but none of one's own. How many tokens. */
+static uint32_t take_context(const struct bench_prompt *other, const struct bench_prompt *own,
+                             size_t i, uint32_t most, int32_t *ret)
+{
+    uint32_t n = 0;
+    for (size_t c = 0; c < other->n_chunks && n < most; c++) {
+        const struct bench_text t = bench_chunk(other, (i + c) % other->n_chunks);
+        const uint32_t take = t.n < most - n ? t.n : most - n;
+        if (has_chunk(own, t)) continue;
+        memcpy(ret + n, t.tok, take * sizeof *ret);
+        n += take;
     }
-    const int r = contexts_merge(j->b, chunk, context, n);
+    return n;
+}
+
+/* Each chunk's record with encodings behind chunks of the lines that follow. */
+static int merge_line(const struct judge *j, const json_t *lines, size_t at,
+                      const struct bench_prompt *own, struct err *err)
+{
+    struct bench_prompt other[FUS_CONTEXTS_MAX] = {0};
+    struct bench_text context[FUS_CONTEXTS_MAX];
+    const uint32_t most = j->context_tokens;
+    int32_t *tok = mem_alloc(FUS_CONTEXTS_MAX * (size_t)most * sizeof *tok);
+    int r = tok ? 0 : -ENOMEM;
+    for (size_t k = 0; r == 0 && k < j->n_contexts; k++)
+        r = dataset_prompt(j->b, json_array_get(lines, (at + k + 1) % json_array_size(lines)), "",
+                           &other[k], err);
+    for (size_t i = 0; r == 0 && i < own->n_chunks; i++) {
+        size_t n = 0;
+        for (size_t k = 0; k < j->n_contexts; k++) {
+            const struct bench_text c = {tok + k * most,
+                                         take_context(&other[k], own, i, most, tok + k * most)};
+            if (c.n > 0) context[n++] = c;
+        }
+        r = contexts_merge(j->b, bench_chunk(own, i), context, n);
+    }
+    for (size_t k = 0; k < j->n_contexts; k++)
+        bench_prompt_fini(&other[k]);
     mem_free(tok);
     return r;
 }
 
-static int build_line(const struct judge *j, const json_t *lines, size_t at,
-                      const struct bench_prompt *own, struct err *err)
+/* A chunk that an earlier line has, too, begins anew: its contexts may be this line's. */
+static int build_alone(const struct judge *j, const struct bench_prompt *p)
 {
-    const size_t n_lines = json_array_size(lines);
-    struct bench_prompt other[JUDGE_CONTEXTS_MAX] = {0}; /* of the lines that follow */
-    size_t n = 0;
-    int r = bench_build_chunks(j->b, own);
-    for (; r == 0 && n < j->n_contexts && n + 1 < n_lines; n++)
-        r = dataset_prompt(j->b, json_array_get(lines, (at + n + 1) % n_lines), "", &other[n], err);
-    for (size_t i = 0; r == 0 && n > 0 && i < own->n_chunks; i++)
-        r = merge_behind(j, bench_chunk(own, i), i, other, n);
-    if (r < 0 && err->code == 0) (void)err_set(err, r, "building chunks failed: %s", err_name(r));
-    while (n-- > 0)
-        bench_prompt_fini(&other[n]);
-    return r;
+    for (size_t i = 0; i < p->n_chunks; i++) {
+        const struct tier_key key = bench_key(j->b, TIER_CHUNK, bench_chunk(p, i));
+        (void)store_evict(j->b->store, &key, NULL);
+    }
+    return bench_build_chunks(j->b, p);
 }
 
 int judge_begin(const struct judge *j, const json_t *lines, size_t at, struct judge_line *ret,
-                struct verdict *ret_full, struct err *err)
+                struct verdict ret_first[2], struct err *err)
 {
-    static const struct bench_run full = {.strategy = POL_FULL, .ratio = 1};
+    static const struct bench_run first[2] = {{.strategy = POL_FULL, .ratio = 1},
+                                              {.strategy = POL_REUSE}};
     const json_t *line = json_array_get(lines, at);
     const char *over = json_string_value(json_object_get(line, "judge"));
     struct judge_line l = {.line = line, .suffix = over && strcmp(over, "suffix") == 0};
@@ -244,9 +275,12 @@ int judge_begin(const struct judge *j, const json_t *lines, size_t at, struct ju
     if (l.prompt.n_tok + j->max_new + JUDGE_FORCED_TOKENS > fus_core_ctx_max(j->b->core))
         r = err_set(err, -ERANGE, "a prompt has %u tokens, the context holds %u", l.prompt.n_tok,
                     fus_core_ctx_max(j->b->core));
-    if (r == 0) r = build_line(j, lines, at, &l.prompt, err);
-    if (r == 0 && (r = judge_run(j, &l, &full, ret_full)) < 0)
-        (void)err_set(err, r, "running a prompt failed: %s", err_name(r));
+    if (r == 0) r = build_alone(j, &l.prompt);
+    for (size_t i = 0; r == 0 && i < 2; i++)
+        r = judge_run(j, &l, &first[i], &ret_first[i]);
+    if (r == 0 && j->n_contexts > 0) r = merge_line(j, lines, at, &l.prompt, err);
+    if (r < 0 && err->code == 0)
+        (void)err_set(err, r, "preparing a prompt failed: %s", err_name(r));
     if (r < 0)
         judge_end(&l);
     else

@@ -1,11 +1,12 @@
 /* judge: how far one run of a prompt is from the full prefill of the same prompt.
  *
- * judge_begin() makes a line's prompt, builds its chunks, measures their context sensitivity where
- * asked to, and runs the full prefill: its greedy answer and its logits are the reference. Then
- * judge_run() any number of methods, judge_end(). KL(full || method) is teacher-forced over the
- * first tokens of full's answer; a line with "judge": "suffix" is judged over its suffix instead,
- * tokens 2…. Of a line's "candidates" a run chooses the one whose tokens are likeliest behind the
- * prompt, by their mean log-probability. Thread: main. */
+ * judge_begin() makes a line's prompt and runs the full prefill: its greedy answer and its logits
+ * are the reference. It builds the chunks behind the sink and runs plain reuse of these records,
+ * the baseline of every share; then the records are merged with encodings behind chunks of other
+ * lines. judge_run() any number of methods, judge_end(). KL(full || method) is teacher-forced over
+ * the first tokens of full's answer; a line with "judge": "suffix" is judged over its suffix
+ * instead, tokens 2…. Of a line's "candidates" a run chooses the one whose tokens are likeliest
+ * behind the prompt, by their mean log-probability. Thread: main. */
 #ifndef TOOLS_BENCH_JUDGE_H
 #define TOOLS_BENCH_JUDGE_H
 
@@ -14,7 +15,7 @@
 
 struct buf;
 
-enum { JUDGE_FORCED_TOKENS = 8, JUDGE_CONTEXTS_MAX = 8 };
+enum { JUDGE_FORCED_TOKENS = 8 };
 
 struct judge {
     struct bench *b;
@@ -42,9 +43,13 @@ struct verdict { /* NAN: nothing ran or was generated, or the line does not say 
 };
 extern const struct verdict verdict_none;
 
-/* Line `at` of the data set; contexts are chunks of the lines that follow. */
+/* What the options say of contexts, else the profile; none for a set of one line. */
+#define JUDGE_OPTIONS "contexts context-tokens isolated "
+void judge_contexts(struct judge *j, const struct opts *opts, size_t n_lines);
+/* Line `at` of the data set; contexts are chunks of the lines that follow. ret_first: of full, and
+ * of reuse from records built behind the sink alone. */
 int judge_begin(const struct judge *j, const json_t *lines, size_t at, struct judge_line *ret,
-                struct verdict *ret_full, struct err *err);
+                struct verdict ret_first[2], struct err *err);
 int judge_run(const struct judge *j, struct judge_line *l, const struct bench_run *run,
               struct verdict *ret);
 void judge_end(struct judge_line *l);

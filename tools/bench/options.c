@@ -47,6 +47,11 @@ static const struct opt_def shared[] = {
      "longest summary of a chunk in the strategy map_reduce"},
     {"data", OPT_STR, NULL, 0, 0, NULL, "lines of JSON, or any text, which is cut into some"},
     {"limit", OPT_INT, "0", 0, 1e9, NULL, "lines to use, 0 = all"},
+    {"contexts", OPT_INT, NULL, 1, FUS_CONTEXTS_MAX, NULL,
+     "records are merged with so many encodings behind chunks of other lines; default: the "
+     "profile's"},
+    {"context-tokens", OPT_INT, NULL, 1, FUS_CONTEXT_TOKENS_MAX, NULL, "of each, at most"},
+    {"isolated", OPT_BOOL, "false", 0, 0, NULL, "records stay as they are built behind the sink"},
     {"requests", OPT_INT, "60", 1, 1e9, NULL, "per point; of fleet per worker, 2000 if not given"},
     {"pool", OPT_INT, "100", 2, 1e6, NULL, "documents that requests draw from"},
     {"zipf", OPT_DOUBLE, "0", 0, 4, NULL, "skew of the documents' popularity, 0 = all alike"},

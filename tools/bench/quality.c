@@ -1,9 +1,10 @@
 /* kvblend-bench quality: how much of a full prefill's behaviour each strategy keeps.
  *
  * Every line is judged by judge.h, all methods on the same line, and summed up by kind of line:
- * means with 95 % intervals, paired comparisons with reuse and with hkvd at 0.15, and what each
- * method takes. The rows also hold each line's divergence, so that reports compare runs line by
- * line. Hours can be cut short: the first SIGINT or SIGTERM reports the lines that are done. */
+ * means with 95 % intervals, paired comparisons with reuse of records built behind the sink alone
+ * and with hkvd at 0.15, what each method takes, and the fastest setting for some losses. The rows
+ * also hold each line's divergence, so that reports compare runs line by line. Hours can be cut
+ * short: the first SIGINT or SIGTERM reports the lines that are done. */
 #include "tools/bench/bench.h"
 #include "tools/bench/boot.h"
 #include "tools/bench/judge.h"
@@ -19,6 +20,7 @@
 #define BASELINE_RATIO 0.15 /* of hkvd: what the paper recommends */
 
 enum { SEED = 1, KINDS_MAX = 32 };
+enum { FULL, ISOLATED, N_FIRST }; /* methods: what judge_begin() has run */
 
 struct study {
     struct bench *b;
@@ -78,9 +80,9 @@ static int study_line(struct study *s, const json_t *lines, size_t at, struct er
     struct verdict *v = &s->verdict[at * s->methods.n];
     struct judge_line l;
     int r = find_kinds(s, json_array_get(lines, at), &s->kinds_of[at], err);
-    if (r == 0) r = judge_begin(&s->judge, lines, at, &l, &v[0], err);
+    if (r == 0) r = judge_begin(&s->judge, lines, at, &l, v, err);
     if (r < 0) return r;
-    for (size_t m = 1; r == 0 && m < s->methods.n; m++) {
+    for (size_t m = N_FIRST; r == 0 && m < s->methods.n; m++) {
         const struct bench_run *run = &s->methods.run[m];
         v[m] = verdict_none;
         r = run->map != MAP_NONE ? map_run(&s->judge, run->map, &l, s->map_tokens, &v[m])
@@ -126,7 +128,11 @@ static const struct figure {
                {"tokens_recomputed", offsetof(struct verdict, n_recomputed), false},
                {"cost", offsetof(struct verdict, cost), false},
                {"ttft_ms", offsetof(struct verdict, ttft_ms), false}};
-enum { KL = offsetof(struct verdict, kl_forced), TTFT = offsetof(struct verdict, ttft_ms) };
+enum {
+    KL = offsetof(struct verdict, kl_forced),
+    COST = offsetof(struct verdict, cost),
+    TTFT = offsetof(struct verdict, ttft_ms)
+};
 
 /* A method's figure of the lines of a kind that have one, in order. */
 static size_t column(const struct study *s, size_t method, size_t kind, size_t figure, double *ret)
@@ -148,16 +154,13 @@ static struct boot compare(struct study *s, size_t method, size_t with, size_t k
     return boot_ratio(s->v, s->w, n == m ? n : 0, SEED);
 }
 
-/* The strategy without settings; the number of methods if it is not among them. */
-static size_t find_method(const struct study *s, enum pol_strategy st, double ratio)
+static size_t find_baseline(const struct study *s)
 {
     size_t m = 0;
-    for (; m < s->methods.n; m++) {
-        const struct bench_run *run = &s->methods.run[m];
-        if (run->map == MAP_NONE && !strchr(run->name, ':') && run->strategy == st &&
-            fabs((double)run->ratio - ratio) < 1e-6)
+    for (; m < s->methods.n; m++)
+        if (strcmp(s->methods.run[m].name, "hkvd") == 0 &&
+            fabs((double)s->methods.run[m].ratio - BASELINE_RATIO) < 1e-6)
             break;
-    }
     return m;
 }
 
@@ -189,10 +192,9 @@ static void report_row(struct study *s, size_t method, size_t kind)
     const struct bench_run *run = &s->methods.run[method];
     const size_t n = column(s, method, kind, TTFT, s->v);
     if (n == 0) return;
-    const struct boot to_reuse = compare(s, method, find_method(s, POL_REUSE, 0), kind, KL),
-                      to_base =
-                          compare(s, method, find_method(s, POL_HKVD, BASELINE_RATIO), kind, KL),
-                      faster = compare(s, 0, method, kind, TTFT);
+    const struct boot to_reuse = compare(s, method, ISOLATED, kind, KL),
+                      to_base = compare(s, method, find_baseline(s), kind, KL),
+                      faster = compare(s, FULL, method, kind, TTFT);
     json_t *lines = json_array();
     json_t *row = json_pack("{s:s, s:s, s:f, s:s, s:I, s:o}", "strategy", run->name, "runs",
                             pol_strategy_name(run->strategy), "ratio", (double)run->ratio, "kind",
@@ -214,6 +216,74 @@ static void report_row(struct study *s, size_t method, size_t kind)
     bench_print_row(columns, row);
 }
 
+/* ---- the fastest setting for a loss ---- */
+
+/* A method at all its ratios, ascending, over all lines. */
+struct curve {
+    struct fus_profile p; /* what it loses at them */
+    double cost[FUS_PROFILE_RATIOS_MAX], ttft[FUS_PROFILE_RATIOS_MAX];
+};
+
+static double mean(struct study *s, size_t method, size_t figure)
+{
+    const size_t n = column(s, method, s->n_kinds, figure, s->v);
+    return boot_ratio(s->v, NULL, n, SEED).value;
+}
+
+static void add_point(struct study *s, size_t method, struct curve *c)
+{
+    const struct bench_run *run = &s->methods.run[method];
+    const double loss = compare(s, method, ISOLATED, s->n_kinds, KL).value;
+    double *const y[] = {c->p.ratios, c->p.losses[run->strategy], c->cost, c->ttft};
+    const double of[] = {(double)run->ratio, loss, mean(s, method, COST), mean(s, method, TTFT)};
+    size_t at = c->p.n_ratios;
+    if (!isfinite(loss) || at == FUS_PROFILE_RATIOS_MAX) return;
+    c->p.n_ratios++;
+    for (; at > 0 && y[0][at - 1] > of[0]; at--)
+        for (size_t k = 0; k < 4; k++)
+            y[k][at] = y[k][at - 1];
+    for (size_t k = 0; k < 4; k++)
+        y[k][at] = of[k];
+}
+
+static double value_at(const struct curve *c, const double *y, double ratio)
+{
+    const double *x = c->p.ratios;
+    size_t i = 0;
+    while (i + 1 < c->p.n_ratios && x[i] < ratio)
+        i++;
+    return i == 0 ? y[0] : y[i] + (y[i - 1] - y[i]) * (x[i] - ratio) / (x[i] - x[i - 1]);
+}
+
+static const struct bench_column fastest_columns[] = {{"fastest for a loss", "strategy", -22, 0},
+                                                      {"loss", "loss", 5, 2},
+                                                      {"ratio", "ratio", 6, 3},
+                                                      {"cost", "cost", 6, 3},
+                                                      {"speed", "speedup", 7, 2},
+                                                      {0}};
+
+static void report_fastest(struct study *s, size_t first, json_t *rows)
+{
+    static const double losses[] = {0.6, 0.4, 0.2, 0.1};
+    const struct bench_run *run = s->methods.run;
+    const enum pol_strategy st = run[first].strategy;
+    struct curve c = {0};
+    double ratio;
+    if (pol_strategy_is_exact(st)) return;
+    for (size_t m = 0; m < first; m++)
+        if (strcmp(run[m].name, run[first].name) == 0) return;
+    for (size_t m = first; m < s->methods.n; m++)
+        if (strcmp(run[m].name, run[first].name) == 0) add_point(s, m, &c);
+    for (size_t i = 0; i < sizeof losses / sizeof *losses && c.p.n_ratios > 0; i++) {
+        if (fus_profile_ratio_for(&c.p, st, losses[i], &ratio) != 1) continue;
+        json_t *row = json_pack("{s:s, s:f, s:f, s:f, s:f}", "strategy", run[first].name, "loss",
+                                losses[i], "ratio", ratio, "cost", value_at(&c, c.cost, ratio),
+                                "speedup", mean(s, FULL, TTFT) / value_at(&c, c.ttft, ratio));
+        json_array_append_new(rows, row);
+        bench_print_row(fastest_columns, row);
+    }
+}
+
 static void report_study(struct study *s, const char *path)
 {
     static char all[] = "all";
@@ -225,6 +295,12 @@ static void report_study(struct study *s, const char *path)
     for (size_t k = 0; k < s->n_kinds + (s->n_kinds > 1); k++)
         for (size_t m = 0; m < s->methods.n; m++)
             report_row(s, m, k);
+    json_t *rows = json_array();
+    (void)putchar('\n');
+    bench_print_head(fastest_columns);
+    for (size_t m = N_FIRST; m < s->methods.n; m++)
+        report_fastest(s, m, rows);
+    json_object_set_new(s->b->meta, "fastest", rows);
 }
 
 /* ---- set-up ---- */
@@ -234,17 +310,20 @@ static int measure_quality(struct bench *b, const struct opts *opts, struct err 
     struct study s = {.b = b,
                       .map_tokens = (unsigned)opt_int(opts, "map-tokens"),
                       .by = opt_str(opts, "by"),
-                      .judge = {.b = b,
-                                .max_new = (unsigned)opt_int(opts, "max-new"),
-                                .n_contexts = (unsigned)opt_int(opts, "contexts"),
-                                .context_tokens = (unsigned)opt_int(opts, "context-tokens")}};
+                      .judge = {.b = b, .max_new = (unsigned)opt_int(opts, "max-new")}};
+    struct bench_run *run = s.methods.run;
     json_t *lines = NULL;
     int r = bench_methods(b, opt_str(opts, "strategies"), opt_str(opts, "ratios"),
                           opt_given(opts, "ratios"), &s.methods, err);
+    if (r == 0) {
+        memmove(run + N_FIRST, run + ISOLATED, (s.methods.n++ - ISOLATED) * sizeof *run);
+        run[ISOLATED] = (struct bench_run){.name = "isolated", .strategy = POL_REUSE};
+    }
     if (r == 0 && !opt_given(opts, "data")) r = err_set(err, -EINVAL, "quality needs --data FILE");
     if (r == 0) r = dataset_open(opt_str(opts, "data"), &lines, err);
     if (r == 0) {
         const size_t all = json_array_size(lines), limit = (size_t)opt_int(opts, "limit");
+        judge_contexts(&s.judge, opts, all);
         r = study_lines(&s, lines, limit > 0 && limit < all ? limit : all, err);
     }
     if (r == 0) report_study(&s, opt_str(opts, "data"));
@@ -262,14 +341,11 @@ static const struct opt_def measure_quality_options[] = {
     {"max-new", OPT_INT, "24", 8, 4096, NULL, "tokens of an answer"},
     {"by", OPT_STR, "", 0, 0, NULL,
      "fields of the lines, such as depth,distance: rows also for lines that are alike in one"},
-    {"contexts", OPT_INT, "0", 0, JUDGE_CONTEXTS_MAX, NULL,
-     "records are merged with so many encodings behind chunks of other lines; 0: with none"},
-    {"context-tokens", OPT_INT, "400", 1, 65536, NULL, "of each"},
     {0}};
 
 const struct bench_sub bench_quality = {
     .name = "quality",
     .about = "how far the answers of each method are from the full prefill's",
-    .shared = BENCH_MODEL_OPTIONS "strategies ratios map-tokens data limit",
+    .shared = BENCH_MODEL_OPTIONS JUDGE_OPTIONS "strategies ratios map-tokens data limit",
     .options = measure_quality_options,
     .run_model = measure_quality};
