@@ -225,7 +225,14 @@ static uint32_t take_context(const struct bench_prompt *other, const struct benc
     return n;
 }
 
-/* Each chunk's record with encodings behind chunks of the lines that follow. */
+static size_t nearest(size_t at, size_t k, size_t n_lines)
+{
+    const size_t away = k / 2 + 1;
+    return (k % 2 ? at + n_lines - away : at + away) % n_lines;
+}
+
+/* Each chunk's record with encodings behind chunks of the nearest lines: the next one, the one
+ * before, the second next, … */
 static int merge_line(const struct judge *j, const json_t *lines, size_t at,
                       const struct bench_prompt *own, struct err *err)
 {
@@ -235,7 +242,7 @@ static int merge_line(const struct judge *j, const json_t *lines, size_t at,
     int32_t *tok = mem_alloc(FUS_CONTEXTS_MAX * (size_t)most * sizeof *tok);
     int r = tok ? 0 : -ENOMEM;
     for (size_t k = 0; r == 0 && k < j->n_contexts; k++)
-        r = dataset_prompt(j->b, json_array_get(lines, (at + k + 1) % json_array_size(lines)), "",
+        r = dataset_prompt(j->b, json_array_get(lines, nearest(at, k, json_array_size(lines))), "",
                            &other[k], err);
     for (size_t i = 0; r == 0 && i < own->n_chunks; i++) {
         size_t n = 0;

@@ -46,7 +46,7 @@ extern const struct verdict verdict_none;
 /* What the options say of contexts, else the profile; none for a set of one line. */
 #define JUDGE_OPTIONS "contexts context-tokens isolated "
 void judge_contexts(struct judge *j, const struct opts *opts, size_t n_lines);
-/* Line `at` of the data set; contexts are chunks of the lines that follow. ret_first: of full, and
+/* Line `at` of the data set; contexts are chunks of the nearest lines. ret_first: of full, and
  * of reuse from records built behind the sink alone. */
 int judge_begin(const struct judge *j, const json_t *lines, size_t at, struct judge_line *ret,
                 struct verdict ret_first[2], struct err *err);
