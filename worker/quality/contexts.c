@@ -172,9 +172,10 @@ void wk_contexts_want(struct worker *w, const struct wk_context_wish *x)
 
     if (!s || x->n == 0 || is_enough(w, x->behind) || !is_wanted(w, x->ns)) return;
     pthread_mutex_lock(&s->m);
-    if (s->stats.n_pending < PENDING_MAX && !in_group(s, &x->key) && !pending_find(s, &x->key))
-        t = text_make(x);
+    if (!in_group(s, &x->key) && !pending_find(s, &x->key)) t = text_make(x);
     if (t) {
+        if (s->stats.n_pending == PENDING_MAX) /* what has waited longest has found no company */
+            text_unref(pending_take(s, TAILQ_FIRST(&s->pending)));
         remember(s, t);
         pending_put(s, t);
         s->wanted_ns = clock_ns();

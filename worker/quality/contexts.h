@@ -20,8 +20,8 @@ struct wk_context_wish { /* borrowed for the call */
     uint32_t n, behind; /* behind: tokens of all contexts that the record has by now */
 };
 /* Unless the record has enough of them. Thread: any, not from inside a callback of the engine's
- * that holds a lock of ours. Beyond what may wait the wish is dropped: the next request that finds
- * the record has it again. */
+ * that holds a lock of ours. Beyond what may wait the oldest wish is dropped: the next request
+ * that finds the record has it again. */
 void wk_contexts_want(struct worker *w, const struct wk_context_wish *x);
 struct wk_contexts_stats {
     unsigned n_pending;
