@@ -9,7 +9,8 @@ import sys
 import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-PYTHON = [("test_registry.py", ""), ("test_tiers.py", "share_redis"), ("test_worker.py", "real_model")]
+PYTHON = [("test_registry.py", ""), ("test_tiers.py", "share_redis"), ("test_worker.py", "real_model"),
+          ("test_canaries.py", "one")]
 
 
 def main():
