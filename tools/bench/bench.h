@@ -101,6 +101,9 @@ struct tier_key bench_key(const struct bench *b, enum tier_kind kind, struct ben
  * NULL: as it stands. */
 int bench_encode(struct bench *b, const struct bench_text *before, struct bench_text text,
                  const struct kv_sink *sink);
+/* Texts are encoded behind it from now on without computing it anew, as long as the store has room.
+ */
+int bench_keep_context(struct bench *b, struct bench_text context);
 /* Build every chunk of the prompt, and its prefix, into the store, unless it is there. */
 int bench_build_chunks(struct bench *b, const struct bench_prompt *p);
 /* Methods that ask about each chunk by itself (mapreduce.h). */

@@ -210,13 +210,13 @@ static bool has_chunk(const struct bench_prompt *p, struct bench_text t)
     return false;
 }
 
-/* Chunks of another prompt from the i-th on and around, but none of one's own. How many tokens. */
+/* Chunks of another prompt, but none of one's own. How many tokens. */
 static uint32_t take_context(const struct bench_prompt *other, const struct bench_prompt *own,
-                             size_t i, uint32_t most, int32_t *ret)
+                             uint32_t most, int32_t *ret)
 {
     uint32_t n = 0;
-    for (size_t c = 0; c < other->n_chunks && n < most; c++) {
-        const struct bench_text t = bench_chunk(other, (i + c) % other->n_chunks);
+    for (size_t i = 0; i < other->n_chunks && n < most; i++) {
+        const struct bench_text t = bench_chunk(other, i);
         const uint32_t take = t.n < most - n ? t.n : most - n;
         if (has_chunk(own, t)) continue;
         memcpy(ret + n, t.tok, take * sizeof *ret);
@@ -236,25 +236,23 @@ static size_t nearest(size_t at, size_t k, size_t n_lines)
 static int merge_line(const struct judge *j, const json_t *lines, size_t at,
                       const struct bench_prompt *own, struct err *err)
 {
-    struct bench_prompt other[FUS_CONTEXTS_MAX] = {0};
     struct bench_text context[FUS_CONTEXTS_MAX];
     const uint32_t most = j->context_tokens;
     int32_t *tok = mem_alloc(FUS_CONTEXTS_MAX * (size_t)most * sizeof *tok);
+    size_t n = 0;
     int r = tok ? 0 : -ENOMEM;
-    for (size_t k = 0; r == 0 && k < j->n_contexts; k++)
-        r = dataset_prompt(j->b, json_array_get(lines, nearest(at, k, json_array_size(lines))), "",
-                           &other[k], err);
-    for (size_t i = 0; r == 0 && i < own->n_chunks; i++) {
-        size_t n = 0;
-        for (size_t k = 0; k < j->n_contexts; k++) {
-            const struct bench_text c = {tok + k * most,
-                                         take_context(&other[k], own, i, most, tok + k * most)};
-            if (c.n > 0) context[n++] = c;
-        }
-        r = contexts_merge(j->b, bench_chunk(own, i), context, n);
+    for (size_t k = 0; r == 0 && k < j->n_contexts; k++) {
+        struct bench_prompt other;
+        const size_t line = nearest(at, k, json_array_size(lines));
+        r = dataset_prompt(j->b, json_array_get(lines, line), "", &other, err);
+        if (r < 0) break;
+        context[n].tok = tok + n * most;
+        context[n].n = take_context(&other, own, most, tok + n * most);
+        if (context[n].n > 0) r = bench_keep_context(j->b, context[n++]);
+        bench_prompt_fini(&other);
     }
-    for (size_t k = 0; k < j->n_contexts; k++)
-        bench_prompt_fini(&other[k]);
+    for (size_t i = 0; r == 0 && i < own->n_chunks; i++)
+        r = contexts_merge(j->b, bench_chunk(own, i), context, n);
     mem_free(tok);
     return r;
 }

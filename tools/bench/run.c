@@ -54,12 +54,23 @@ struct tier_key bench_key(const struct bench *b, enum tier_kind kind, struct ben
                               : tier_key_prefix(&id, "", NULL, text.tok, text.n);
 }
 
+/* What stands before a text, if bench_keep_context() has kept it. */
+static int find_context(struct bench *b, const int32_t *tok, struct fus_range *range)
+{
+    const struct tier_key key = bench_key(b, TIER_PREFIX, (struct bench_text){tok, range->n});
+    struct store_pin *pin;
+    enum store_miss why;
+    const int r = store_lookup(b->store, &key, tok, range->n, &pin, &why);
+    return r > 0 ? rec_source_make(pin, &range->src) : r;
+}
+
 /* The text behind `before` and the build's sink token, or on its own (NULL); to the end of a plan
  * that has what becomes of [tok0, n_tok). */
 static int run_behind(struct bench *b, const struct bench_text *before, struct bench_text text,
                       struct fus_plan plan)
 {
     const uint32_t tok0 = plan.n_tok - text.n, head = before ? tok0 - before->n : 0;
+    struct fus_range range = {.n = tok0, .exact = true};
     struct fus_session *s = NULL;
     struct fus_prefill *f = NULL;
     int32_t *tok = mem_alloc((plan.n_tok + 1) * sizeof *tok);
@@ -69,10 +80,14 @@ static int run_behind(struct bench *b, const struct bench_text *before, struct b
         if (tok0 > head) memcpy(tok + head, before->tok, before->n * sizeof *tok);
         memcpy(tok + tok0, text.tok, text.n * sizeof *tok);
         plan.tok = tok;
-        plan.strategy = POL_FULL;
-        r = fus_prefill_begin(s, &plan, &f);
+        plan.strategy = POL_PREFIX;
+        plan.range = &range;
+        plan.n_range = tok0 > head;
+        if (tok0 > head) r = find_context(b, tok, &range);
+        if (r == 0) r = fus_prefill_begin(s, &plan, &f);
     }
     if (r < 0) {
+        if (range.src.ops) range.src.ops->release(range.src.ctx);
         if (plan.n_capture) plan.capture->sink.ops->done(plan.capture->sink.ctx, r);
     } else {
         r = fus_prefill_steps(f);
@@ -119,6 +134,18 @@ int bench_build_chunks(struct bench *b, const struct bench_prompt *p)
     for (size_t i = 0; r >= 0 && i < p->n_chunks; i++)
         r = build(b, TIER_CHUNK, bench_chunk(p, i));
     return r < 0 ? r : 0;
+}
+
+int bench_keep_context(struct bench *b, struct bench_text context)
+{
+    const uint32_t head = b->build_sink >= 0;
+    int32_t *tok = mem_alloc((head + context.n) * sizeof *tok);
+    if (!tok) return -ENOMEM;
+    tok[0] = b->build_sink;
+    memcpy(tok + head, context.tok, context.n * sizeof *tok);
+    const int r = build(b, TIER_PREFIX, (struct bench_text){tok, head + context.n});
+    mem_free(tok);
+    return r < 0 && r != -ENOSPC ? r : 0;
 }
 
 void bench_prompt_fini(struct bench_prompt *p)
