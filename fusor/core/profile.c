@@ -48,7 +48,7 @@ void fus_profile_default(const struct model_cfg *cfg, struct fus_profile *ret)
                             .side_layer = L > 1 ? (17 * L + 15) / 30 : 0,
                             .sense_power = FUS_SENSE_POWER_DEFAULT,
                             .contexts = 2, /* measured: docs/decisions/builds.md */
-                            .context_tokens = 1200,
+                            .context_tokens = 2000,
                             .check_layer = L > 1 ? 1 : 0,
                             .sink_tokens = 1,
                             .strategy = POL_QS,

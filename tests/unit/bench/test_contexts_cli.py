@@ -25,7 +25,7 @@ assert said["contexts"] == 0, said
 assert alone["isolated", 0] == alone["reuse", 0] and min(alone["reuse", 0]) > 0, alone
 
 together, said = run(LINES)
-assert (said["contexts"], said["context_tokens"]) == (2, 1200), said
+assert (said["contexts"], said["context_tokens"]) == (2, 2000), said
 assert together["isolated", 0] == alone["isolated", 0]  # the baseline is of the same records
 assert together["reuse", 0] != alone["reuse", 0] and min(together["reuse", 0]) > 0, together
 assert together == run(LINES)[0]

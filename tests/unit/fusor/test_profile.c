@@ -228,7 +228,7 @@ TEST(files_of_earlier_releases_are_read)
     ASSERT_STREQ(p.ignored, "neighbours, tensor, static, hybrid");
     ASSERT_NEAR(p.losses[POL_QS][0], 0.3, 1e-9);
     ASSERT_EQ(p.contexts, 2);
-    ASSERT_EQ(p.context_tokens, 1200);
+    ASSERT_EQ(p.context_tokens, 2000);
     ASSERT_OK(read_text("{\"strategy\": \"side\"}", &p, &err));
     ASSERT_STREQ(p.ignored, "");
 }
