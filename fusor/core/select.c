@@ -86,6 +86,16 @@ static bool range_used(const struct fus_prefill *f, const struct pre_range *g)
     return g->r.exact || f->plan.strategy != POL_PREFIX;
 }
 
+/* A prompt's first token is what all others give the attention to that they have no use for. Where
+ * it begins a chunk that was built behind another such token, its KV is that of any token: without
+ * it plain reuse lost thirteen times as much (docs/quality.md). */
+static void leave_first(struct fus_prefill *f)
+{
+    if (f->kind[0] != KIND_REUSED || f->n_at_built > 0) return;
+    f->kind[0] = KIND_COMPUTED;
+    f->n_reusable--;
+}
+
 void fus_roles_set(struct fus_prefill *f)
 {
     memset(f->kind, KIND_COMPUTED, f->plan.n_tok);
@@ -110,6 +120,7 @@ void fus_roles_set(struct fus_prefill *f)
         if (g->r.at_built && kind == KIND_REUSED) f->n_at_built += g->r.n;
         if (g->r.n > 0) last = g->r.tok0 + g->r.n;
     }
+    leave_first(f);
     f->n_suffix = f->plan.n_tok - last;
     if (f->plan.suffix && f->plan.suffix < f->n_suffix) f->n_suffix = f->plan.suffix;
     f->report.n_prefix = (uint32_t)n_exact;
@@ -133,7 +144,8 @@ static void nominate(struct fus_prefill *f)
     for (size_t i = 0; i < f->n_range; i++) {
         const struct pre_range *g = &f->range[i];
         if (!is_chunk(g) || (g->r.at_built && f->budget < f->n_reusable)) continue;
-        memset(f->b.chosen + g->r.tok0, CHOICE_CANDIDATE, g->r.n);
+        for (uint32_t t = g->r.tok0; t < g->r.tok0 + g->r.n; t++)
+            if (f->kind[t] == KIND_REUSED) f->b.chosen[t] = CHOICE_CANDIDATE;
     }
 }
 
@@ -301,6 +313,7 @@ void fus_select_sink(struct fus_prefill *f)
         const struct pre_range *g = &f->range[i];
         if (!is_chunk(g) || (g->r.at_built && !all)) continue;
         for (uint32_t t = 0; t < g->r.n && t < k; t++) {
+            if (f->kind[g->r.tok0 + t] != KIND_REUSED) continue;
             f->b.chosen[g->r.tok0 + t] = CHOICE_ROW;
             f->b.sel[f->n_sel++] = (int32_t)(g->r.tok0 + t);
         }

@@ -575,6 +575,36 @@ TEST(chosen_tokens_run_in_all_layers)
     kit_close(&k);
 }
 
+TEST(a_prompt_begins_with_a_token_of_its_own)
+{
+    struct kit k;
+    struct prompt p;
+    struct result full, got;
+    open_default(&k);
+    prompt_init(&p, &k, "ABq");
+    run(&p, POL_FULL, 0, &full);
+    run(&p, POL_REUSE, 0, &got);
+    ASSERT_EQ(got.report.n_reused, 37 + 64 - 1);
+    ASSERT_EQ(got.report.n_computed, 11 + 1);
+    for (size_t i = 0; i < N_BLENDS; i++) {
+        run(&p, blends[i], 1, &got);
+        same_logits(&k, &full, &got);
+        ASSERT_EQ(got.report.n_reused, 0);
+        ASSERT_EQ(got.report.n_recomputed, 37 + 64 - 1);
+        run(&p, blends[i], 0.3f, &got);
+        ASSERT_TRUE(got.n_sel > 0 && !selected(&got, 0));
+    }
+    run(&p, POL_REUSE, 0, &full);
+    prompt_fini(&p);
+    prompt_init(&p, &k, "ABq"); /* what is stored of that token is not looked at */
+    for (size_t l = 1; l < k.cfg->L; l++)
+        p.chunk[0].v[l * p.chunk[0].n * k.cfg->G * k.cfg->K] += 100;
+    run(&p, POL_REUSE, 0, &got);
+    same_logits(&k, &full, &got);
+    prompt_fini(&p);
+    kit_close(&k);
+}
+
 TEST(a_chunk_at_home_is_left_alone)
 {
     struct kit k;
