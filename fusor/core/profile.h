@@ -17,7 +17,7 @@
 #define FUS_SENSE_POWER_DEFAULT 1
 struct json_t;
 enum { FUS_PROFILE_RATIOS_MAX = 12, FUS_FINGERPRINT_BYTES = 33, FUS_CONTEXTS_MAX = 8 };
-enum { FUS_CONTEXT_TOKENS_MAX = 65536, FUS_NEIGHBOURS_MAX = 32 };
+enum { FUS_CONTEXT_TOKENS_MAX = 65536 };
 
 struct fus_profile {
     char fingerprint[FUS_FINGERPRINT_BYTES]; /* of weights and configuration, hex; "" = any model */
@@ -31,7 +31,8 @@ struct fus_profile {
     enum pol_strategy strategy; /* of a request that names none */
     double ratio;               /* of a request that names none: keeps `loss` with `strategy` */
     double loss;                /* what that may lose: the quality floor */
-    double reuse_kl;            /* nats: what a loss of 1 is, as measured */
+    double isolated; /* times as much is lost where records stand behind the sink alone, >= 1 */
+    double reuse_kl; /* nats: what a loss of 1 is, as measured */
     double ratios[FUS_PROFILE_RATIOS_MAX]; /* ascending */
     size_t n_ratios;
     double losses[POL_STRATEGY_COUNT][FUS_PROFILE_RATIOS_MAX]; /* NAN: not measured */
@@ -54,8 +55,7 @@ struct json_t *fus_profile_json(const struct fus_profile *p); /* as in the file;
 int fus_profile_ratio_for(const struct fus_profile *p, enum pol_strategy s, double loss,
                           double *ret_ratio);
 /* The loss to look up so that a prompt loses `loss`, this share of whose reused tokens comes from
- * records that stand behind the sink alone: losses are of merged records, and the others lose as
- * many times more as plain reuse of merged ones loses less than 1. */
+ * records that stand behind the sink alone: losses are of merged records. */
 double fus_profile_loss_of(const struct fus_profile *p, double loss, double isolated);
 /* Layers into a plan, where it leaves them open (0). */
 void fus_profile_apply(const struct fus_profile *p, struct fus_plan *plan);

@@ -110,13 +110,20 @@ TEST(reuse_loses_what_was_measured)
     }
     ASSERT_EQ(fus_profile_ratio_for(&p, POL_QS, 0.44, &ratio), 1);
     ASSERT_NEAR(ratio, 0.1, 1e-9);
-    /* Records behind the sink alone lose 1 / 0.44 times as much; where reuse was not measured
-     * nothing is known of merged ones. */
-    ASSERT_NEAR(fus_profile_loss_of(&p, 0.22, 0), 0.22, 1e-9);
-    ASSERT_NEAR(fus_profile_loss_of(&p, 0.22, 1), 0.22 * 0.44, 1e-9);
-    ASSERT_TRUE(fus_profile_loss_of(&p, 0.22, 0.5) > 0.22 * 0.44);
+}
+
+TEST(records_behind_the_sink_lose_more)
+{
+    struct fus_profile p;
+    struct err err = {0};
+    ASSERT_OK(read_text("{\"isolated\": 2.5, \"contexts\": 2}", &p, &err));
+    ASSERT_NEAR(fus_profile_loss_of(&p, 0.5, 0), 0.5, 1e-9);
+    ASSERT_NEAR(fus_profile_loss_of(&p, 0.5, 1), 0.2, 1e-9);
+    ASSERT_TRUE(fus_profile_loss_of(&p, 0.5, 0.5) > 0.2);
+    /* Losses without a word of contexts were measured on such records. */
     ASSERT_OK(read_text("{\"ratios\": [0.1], \"losses\": {\"qs\": [0.3]}}", &p, &err));
-    ASSERT_NEAR(fus_profile_loss_of(&p, 0.22, 1), 0.22, 1e-9);
+    ASSERT_NEAR(fus_profile_loss_of(&p, 0.5, 1), 0.5, 1e-9);
+    ASSERT_ERR(read_text("{\"isolated\": 0.5}", &p, &err), -EINVAL);
 }
 
 /* Of any curve: a stricter loss never gets a smaller ratio; what is found lies between measured
@@ -166,6 +173,7 @@ static void same(const struct fus_profile *a, const struct fus_profile *b)
     ASSERT_NEAR(a->ratio, b->ratio, 1e-5);
     ASSERT_NEAR(a->loss, b->loss, 1e-5);
     ASSERT_NEAR(a->reuse_kl, b->reuse_kl, 1e-5);
+    ASSERT_NEAR(a->isolated, b->isolated, 1e-5);
     ASSERT_EQ(a->n_ratios, b->n_ratios);
     for (size_t i = 0; i < a->n_ratios; i++) {
         ASSERT_NEAR(a->ratios[i], b->ratios[i], 1e-5);
