@@ -60,7 +60,7 @@ VIEWS = {
          "rpm": 0, "requests_left": 0, "tpm": 1000, "tokens_left": 0}]}, ["keys"]),
     "/admin/profile": ({"source": "default", "profile": {
         "measured": "by hand", "strategy": "qs", "ratio": 0.15, "loss": 0.3, "score_lo": 5, "score_hi": 25, "sense_power": 0.5,
-        "side_layer": 3, "check_layer": 1, "tensor": "K", "contexts": 2, "context_tokens": 1200, "sink_tokens": 1, "reuse_kl": 0.97,
+        "side_layer": 3, "check_layer": 1, "contexts": 2, "context_tokens": 1200, "sink_tokens": 1, "reuse_kl": 0.97,
         "ratios": [0.1, 0.4], "losses": {"hkvd": [0.5, 0.3], "qs": [None, 0.25]}}}, ["profile"]),
     "/admin/tiers": ({"data": [
         dict(TIER, tier="ram", forged=1, lost=2, dirty=3, tail_age_s=4000),
@@ -132,7 +132,7 @@ two     0.5         0     800 ms        0  75.0 %        1              -    0 o
     "profile": """source    default
 measured  by hand
 strategy  qs, 15.0 % of the reused tokens recomputed, for a loss of 0.300
-layers    5 to 24 score (sensitivity to the power of 0.5), 3 is the sidecar's, 1 is checked by K
+layers    5 to 24 score (sensitivity to the power of 0.5), 3 is the sidecar's, K is checked at 1
 records   are built behind one token, in idle time once more behind each of 2 contexts of 1200 tokens
 
 LOSS  R=0.1  R=0.4

@@ -63,7 +63,7 @@ static const char profile_view[] =
     "strategy  {strategy}, {100*ratio:.1} % of the reused tokens recomputed, for a loss of "
     "{loss:.3}\n"
     "layers    {score_lo} to {score_last} score (sensitivity to the power of {sense_power:g}), "
-    "{side_layer} is the sidecar's, {check_layer} is checked by {tensor}\n"
+    "{side_layer} is the sidecar's, K is checked at {check_layer}\n"
     "records   are built [{?sink_tokens>0}behind one token|with nothing before "
     "them][{?contexts>0}, "
     "in idle time once more behind each of {contexts} contexts of {context_tokens} tokens]\n"
