@@ -13,6 +13,7 @@ static size_t methods(const char *strategies, const char *ratios, bool vary, str
     struct err err = {0};
     struct bench_methods all;
     fus_profile_default(&cfg, &b.profile);
+    b.profile.ratio = 0.15;
     int r = bench_methods(&b, strategies, ratios, vary, &all, &err);
     if (r < 0) printf("# %s\n", err.msg);
     memcpy(ret, all.run, 32 * sizeof *ret);
