@@ -132,14 +132,6 @@ def test_a_growing_collection_is_merged_again():
         until("it stands behind more", lambda: record(g, few[0], "a")["context_tokens"] > 2 * short)
 
 
-def test_a_single_context_comes_to_all():
-    with Served(contexts=1, context_tokens=500) as g:
-        chunks = built(g, [1, 2], "a")
-        until("one is merged", lambda: metric(g, "contexts_total") >= 1)
-        until("both are, when both are asked for again",
-              lambda: ask(g, [2, 1], "a") and all(record(g, c, "a")["contexts"] == 1 for c in chunks))
-
-
 def test_the_controller_knows_both_kinds_of_records():
     """Where merged records may be reused as they are, those behind the sink need a ratio."""
     with Served("--strategy", "auto", contexts=2, context_tokens=500, loss=0.5, isolated=2.5, ratios=[0, 0.1, 0.5],

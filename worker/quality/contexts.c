@@ -193,13 +193,11 @@ void wk_contexts_get_stats(struct worker *w, struct wk_contexts_stats *ret)
 
 /* ---- engine thread ---- */
 
-/* Which member stands at a place: forwards, backwards, and then the same from the middle on. Where
- * there is one pass alone, the member that has waited longest is not the one without a context. */
+/* Which member stands at a place: forwards, backwards, and then the same from the middle on. */
 static size_t member_at(const struct wk_contexts *s, unsigned pass, size_t place)
 {
-    const size_t i = pass % 2 ? s->n_group - 1 - place : place, half = (s->n_group + 1) / 2;
-    const size_t shift = s->w->profile.contexts == 1 ? 1 : pass / 2 * half;
-    return (i + shift) % s->n_group;
+    const size_t i = pass % 2 ? s->n_group - 1 - place : place;
+    return (i + pass / 2 * ((s->n_group + 1) / 2)) % s->n_group;
 }
 
 /* Whether a member stands behind others in a pass after this one: the first has no context. */
@@ -289,6 +287,7 @@ static void group_clear(struct wk_contexts *s)
 static void group_fill(struct wk_contexts *s, struct text *t, bool waits)
 {
     const struct text *first = s->group[0].text;
+
     const bool full = s->n_group > 1 && s->n_tok >= group_tokens(s->w);
 
     if (full || s->n_group == GROUP_MAX || s->n_tok + t->n > s->w->ctx_max) return;
