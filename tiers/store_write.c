@@ -153,8 +153,9 @@ static void take_over(struct store *s, struct entry *e, struct entry *old)
     link_remove(&e->loads);
     pthread_mutex_lock(&sh->m);
     const bool pinned = old && old->admin_pinned;
+    const uint64_t hits = old ? old->hits : 0; /* e's own may grow as soon as it is found */
     const double used_s = old ? old->used_s : clock_wall_s();
-    e->hits = old ? old->hits : 0;
+    e->hits = hits;
     e->admin_pinned = pinned;
     e->refs++;
     e->state = ENTRY_READY;
@@ -171,7 +172,7 @@ static void take_over(struct store *s, struct entry *e, struct entry *old)
         (void)entry_drop(s, old, STORE_MISS_NEVER, false);
     }
     entry_ready(s, e);
-    if (e->hits > 1 && e->place == PLACE_ORDER) evict_hit(s->order, &e->node);
+    if (hits > 1 && e->place == PLACE_ORDER) evict_hit(s->order, &e->node);
     pthread_mutex_lock(&sh->m);
     e->used_s = used_s; /* a new version is no use */
     pthread_mutex_unlock(&sh->m);

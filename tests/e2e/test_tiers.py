@@ -33,7 +33,9 @@ def parts(order, question="What does the note say?", **kv):
 
 
 def worker(*args, env=None, ready=True):
-    p = Program([WORKER, "--model", tiny_model(), "--listen", "127.0.0.1:0", *ADMIN, *args],
+    """Without contexts: answers are compared to the bit, and a worker that idles makes records' next versions."""
+    p = Program([WORKER, "--model", tiny_model(), "--listen", "127.0.0.1:0", *ADMIN,
+                 "--namespace", "*=contexts:off", *args],
                 dict({"KVBLEND_TIER_WAIT": "4s"}, **env or {}))
     try:
         port = until("the worker listens", lambda: p.proc.poll() is not None or re.search(
