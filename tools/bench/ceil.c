@@ -132,16 +132,17 @@ static int measure_link(struct bench_device *b, const char *kind, void *to, cons
     return r;
 }
 
-/* From the host's pageable memory, and into memory that both sides see. */
+/* From and to the host's pinned memory, and from its pageable memory. */
 static int measure_links(struct bench_device *b)
 {
-    char *host = mem_alloc(LINK_BYTES), *there = bench_take(b, KN_MEM_DEVICE, LINK_BYTES);
-    char *back = bench_take(b, KN_MEM_SHARED, LINK_BYTES);
-    int r = host ? 0 : -ENOMEM;
-    if (r == 0) memset(host, 0x5a, LINK_BYTES);
-    if (r == 0) r = measure_link(b, "from_host", there, host);
-    if (r == 0) r = measure_link(b, "to_host", back, there);
-    mem_free(host);
+    char *pageable = mem_alloc(LINK_BYTES), *there = bench_take(b, KN_MEM_DEVICE, LINK_BYTES);
+    char *pinned = bench_take(b, KN_MEM_HOST, LINK_BYTES);
+    int r = pageable ? b->status : -ENOMEM;
+    if (r == 0) memset(pageable, 0x5a, LINK_BYTES);
+    if (r == 0) r = measure_link(b, "from_host", there, pinned);
+    if (r == 0) r = measure_link(b, "to_host", pinned, there);
+    if (r == 0) r = measure_link(b, "from_pageable", there, pageable);
+    mem_free(pageable);
     return r;
 }
 

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <jansson.h>
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 enum { CONNS_MAX = 4096, ANSWER_S_MAX = 3600, LOOK_MS = 100, STREAM_TRIES = 50 };
@@ -20,7 +21,7 @@ struct call {
     struct openloop_shot shot;
     struct http_call *http; /* NULL: not started, or over */
     struct sse_parser sse;
-    struct buf text; /* what came of it: FIRST, PLAIN */
+    struct buf text; /* what came of it: FIRST, PLAIN, and where it was refused */
     uint64_t due_ns, last_ns;
     unsigned n_open; /* OWN: how many of those that it asks first are under way */
     bool answered;   /* STREAM: at least once */
@@ -38,6 +39,7 @@ struct run {
     int failed_status;        /* HTTP, of the last of them */
     uint64_t together_ns;     /* since when all streams answer, 0: not yet */
     uint64_t start_ns;        /* the requests' time; 0: not yet */
+    bool refused;             /* one was, and it was said */
     int err;
 };
 
@@ -106,7 +108,7 @@ static void on_head(void *ctx, int status, const struct http_head *h)
 static void on_body(void *ctx, const char *data, size_t len)
 {
     struct call *c = ctx;
-    if (c->kind == PLAIN)
+    if (c->kind == PLAIN || c->shot.http_status != 200)
         (void)buf_add(&c->text, data, len);
     else if (c->shot.http_status == 200)
         (void)sse_parser_push(&c->sse, data, len, on_event, c);
@@ -115,6 +117,17 @@ static void on_body(void *ctx, const char *data, size_t len)
 /* ---- a request ---- */
 
 static void first_over(struct call *c);
+
+/* The first of a run: the others' reason is as a rule the same. */
+static void tell_refusal(const struct call *c)
+{
+    const struct openloop_shot *s = &c->shot;
+    if (c->run->refused || (s->err == 0 && s->http_status == 200)) return;
+    c->run->refused = true;
+    (void)fprintf(stderr, "a request failed: HTTP %d, %s: %.*s\n", s->http_status,
+                  s->err < 0 ? err_name(s->err) : "no error", (int)c->text.len,
+                  c->text.data ? c->text.data : "");
+}
 
 static void on_end(void *ctx, int status)
 {
@@ -129,8 +142,9 @@ static void on_end(void *ctx, int status)
         u->failed_status = c->shot.http_status;
         u->n_failed = c->shot.n_pieces > 0 ? 0 : u->n_failed + 1;
         if (u->n_failed == 0) http_timer_set(&u->timer, 0); /* else again at the next look */
-    } else if (c->kind == PLAIN || ++u->n_over == u->o->n) {
-        http_loop_stop(u->loop);
+    } else {
+        if (c->kind == OWN) tell_refusal(c);
+        if (c->kind == PLAIN || ++u->n_over == u->o->n) http_loop_stop(u->loop);
     }
 }
 

@@ -98,9 +98,21 @@ int served_start(struct served *s, const struct opts *opts, const char *model, s
     return r == 0 ? first_model(s, err) : r;
 }
 
+/* What the worker warned of. */
+static void tell_log(const struct served *s)
+{
+    char path[CHILD_PATH_MAX + 8], line[1024];
+    (void)snprintf(path, sizeof path, "%s/log", s->dir);
+    FILE *f = fopen(path, "re");
+    while (f && fgets(line, sizeof line, f))
+        (void)fprintf(stderr, "worker: %s", line);
+    if (f) (void)fclose(f);
+}
+
 void served_stop(struct served *s)
 {
     child_stop(s->pid);
+    if (s->dir[0]) tell_log(s);
     child_dir_remove(s->dir);
     s->pid = 0;
     s->dir[0] = '\0';

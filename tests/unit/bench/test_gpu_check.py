@@ -64,12 +64,14 @@ class GpuCheck(unittest.TestCase):
         reports = {"ceil": CEIL, "ttft": TTFT, "overlap": OVERLAP, "throughput": THROUGHPUT}
         text = STUB.format(python=sys.executable, reports=repr(reports), sleep=sleep)
         self.program("tools/bench/kvblend-bench", text)
-        tests = [{"name": "kernels/hostcuda_rows", "env": {"KVBLEND_TEST_DEVICE": "hostcuda"},
-                  "cmd": [self.program("rows", "#!/bin/sh\necho $KVBLEND_TEST_DEVICE\necho 3 passed, 0 failed\n")]},
+        self.program("rows", "#!/bin/sh\necho $KVBLEND_TEST_DEVICE $KVBLEND_TEST_WEIGHTS $*\necho 3 passed, 0 failed\n")
+        tests = [{"name": "kernels/hostcuda_rows", "env": {"KVBLEND_TEST_DEVICE": "hostcuda", "KVBLEND_TEST_WEIGHTS": "fp8"},
+                  "cmd": ["/elsewhere/build/rows", "-k", "few"]},
                  {"name": "kernels/rows", "env": {}, "cmd": ["/never/run"]},
                  {"name": "bench/hostcuda_cli", "env": {"KVBLEND_TEST_DEVICE": "hostcuda"}, "cmd": ["/never/run"]},
                  {"name": "kernels/hostcuda", "env": {"KVBLEND_TEST_DEVICE": "hostcuda"},
-                  "cmd": [str(self.build / "test_hostcuda")]}]
+                  "cmd": ["/elsewhere/build/test_hostcuda"]}]
+        self.program("meson-info/meson-info.json", json.dumps({"directories": {"build": "/elsewhere/build"}}))
         self.program("meson-info/intro-tests.json", json.dumps(tests))
 
     def run_check(self, *args):
@@ -88,7 +90,7 @@ class GpuCheck(unittest.TestCase):
         self.assertIn("no such shape", state["kernels"]["note"])
         self.assertEqual([state[tool]["state"] for tool in ("memcheck", "racecheck")], ["skipped"] * 2)
         self.assertEqual(state["test"]["note"], "3 passed, 0 failed")
-        self.assertIn("hostcuda\n", (self.out / "gpu-check.log").read_text())
+        self.assertIn("hostcuda fp8 -k few\n", (self.out / "gpu-check.log").read_text())
         self.assertEqual(got["reports"]["ttft smollm2:layers=2"], TTFT)
 
     def test_figures_stand_beside_their_limits(self):
@@ -125,8 +127,8 @@ class GpuCheck(unittest.TestCase):
             self.addCleanup(c.log.close)
             for rc, outcome in ((77, tool.Skipped), (1, tool.Failed)):
                 with self.assertRaises(outcome):
-                    c.sanitize(60, "memcheck", self.program("p%d" % rc, "#!/bin/sh\nexit %d\n" % rc))
-            self.assertEqual(c.sanitize(60, "memcheck", self.program("p0", "#!/bin/sh\n")), "no finding")
+                    c.sanitize(60, "memcheck", [self.program("p%d" % rc, "#!/bin/sh\nexit %d\n" % rc)], {})
+            self.assertEqual(c.sanitize(60, "memcheck", [self.program("p0", "#!/bin/sh\n")], {}), "no finding")
 
     def test_shapes_fit_the_memory(self):
         tool = load_tool()
@@ -168,12 +170,12 @@ class GpuCheck(unittest.TestCase):
             c = tool.Check(argparse.Namespace(dry=True, minutes=1, out=self.out, build=self.build, deps=str(deps)))
             self.addCleanup(c.log.close)
             self.assertEqual(c.missing(), ["meson", "ninja", "pkg-config"])
-            with self.assertRaisesRegex(tool.Failed, "has no packages"):
-                c.use_carried()
+            with self.assertRaisesRegex(tool.Failed, "missing, also from .*: meson ninja pkg-config"):
+                c.provide(c.missing)
             deps.mkdir()
             subprocess.run([shutil.which("dpkg-deb"), "-b", str(root / "deb"), str(deps / "all.deb")], check=True,
                            capture_output=True, env=dict(os.environ, PATH=os.defpath))
-            c.use_carried()
+            c.provide(c.missing)
             self.assertEqual(c.missing(), [])
             (self.build.with_name("build-deps") / "usr/lib/x-linux-gnu/pkgconfig/hiredis.pc").unlink()
             self.assertEqual(c.missing(), ["hiredis"])

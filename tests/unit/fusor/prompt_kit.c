@@ -150,14 +150,16 @@ void run(struct prompt *p, enum pol_strategy s, float ratio, struct result *res)
     run_plan(p, &plan, res);
 }
 
+void same_row(const struct kit *k, const float *a, const float *b)
+{
+    if (kn_info(fus_core_dev(k->c))->gemm_invariant) ASSERT_MEMEQ(a, b, k->cfg->V * sizeof(float));
+    for (unsigned i = 0; i < k->cfg->V; i++)
+        ASSERT_NEAR(a[i], b[i], 1e-3);
+}
+
 void same_logits(const struct kit *k, const struct result *a, const struct result *b)
 {
-    if (kn_info(fus_core_dev(k->c))->gemm_invariant) {
-        ASSERT_MEMEQ(a->logits, b->logits, k->cfg->V * sizeof(float));
-        return;
-    }
-    for (unsigned i = 0; i < k->cfg->V; i++)
-        ASSERT_NEAR(a->logits[i], b->logits[i], 1e-3);
+    same_row(k, a->logits, b->logits);
 }
 
 double max_diff(const struct kit *k, const float *a, const double *b)

@@ -38,7 +38,9 @@ int run_on(struct fus_session *s, struct prompt *p, const struct fus_plan *plan,
            struct result *res);
 void run_plan(struct prompt *p, const struct fus_plan *plan, struct result *res);
 void run(struct prompt *p, enum pol_strategy s, float ratio, struct result *res);
-/* Two results of the same rows: equal to the bit where the GEMM keeps rows apart. */
+/* Logits of the same row, computed among other rows: equal to the bit where the GEMM keeps rows
+ * apart. */
+void same_row(const struct kit *k, const float *a, const float *b);
 void same_logits(const struct kit *k, const struct result *a, const struct result *b);
 double max_diff(const struct kit *k, const float *a, const double *b);
 

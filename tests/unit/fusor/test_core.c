@@ -242,7 +242,7 @@ TEST(ratio_zero_equals_reuse)
         ASSERT_EQ(reuse.report.n_recomputed, 0);
         for (size_t j = 0; j < N_BLENDS; j++) {
             run(&p, blends[j], 0, &got);
-            ASSERT_MEMEQ(got.logits, reuse.logits, k.cfg->V * sizeof(float));
+            same_logits(&k, &got, &reuse);
         }
         prompt_fini(&p);
     }
@@ -930,7 +930,7 @@ TEST(short_steps_change_no_bit)
         prompt_init(&p, &k, i % 2 ? "pAmgBq" : "pAgBq");
         float *want = paced(&k, &p, s, 0, &n), *got = paced(&k, &p, s, 3, &n_short);
         ASSERT_TRUE(n_short > n);
-        ASSERT_MEMEQ(got, want, k.cfg->V * sizeof *want);
+        same_row(&k, got, want);
         mem_free(want);
         mem_free(got);
         prompt_fini(&p);

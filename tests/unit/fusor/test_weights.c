@@ -131,6 +131,8 @@ struct counts {
 static void *hook(const char *name)
 {
     char path[4096];
+    if (strcmp(getenv("KVBLEND_TEST_DEVICE"), "hostcuda") != 0)
+        SKIP("about the emulation of a GPU");
     snprintf(path, sizeof path, "%s/libkn_hostcuda.so", getenv("KVBLEND_KERNELS_DIR"));
     void *lib = dlopen(path, RTLD_NOW), *fn = lib ? dlsym(lib, name) : NULL;
     ASSERT_TRUE(fn != NULL);

@@ -42,6 +42,8 @@ void kern_free(void *p)
 void *kern_hook(const char *name)
 {
     char path[4096];
+    if (!kern_device() || strcmp(kern_device(), "hostcuda") != 0)
+        SKIP("about the emulation of a GPU");
     snprintf(path, sizeof path, "%s/libkn_hostcuda.so", getenv("KVBLEND_KERNELS_DIR"));
     void *lib = dlopen(path, RTLD_NOW), *fn = lib ? dlsym(lib, name) : NULL;
     if (!fn) test_fail(__FILE__, __LINE__, "%s: no %s", path, name);

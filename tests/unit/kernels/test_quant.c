@@ -13,7 +13,7 @@ static void pretend(int major, int minor)
 
 static int open_with(enum kn_weights weights, enum kn_arith arith, struct kn_dev **d, struct err *e)
 {
-    const struct kn_dev_opts o = {.device = "hostcuda", .arith = arith, .weights = weights};
+    const struct kn_dev_opts o = {.device = kern_device(), .arith = arith, .weights = weights};
     *e = (struct err){0};
     return kn_dev_create(&o, d, e);
 }

@@ -33,7 +33,7 @@ static unsigned long ran_all(void)
 static struct kn_dev *open_device(const char *cache_dir, const struct kn_tuning *tune)
 {
     const struct kn_dev_opts o = {
-        .device = "hostcuda", .arith = KN_ARITH_BF16, .cache_dir = cache_dir, .tune = *tune};
+        .device = kern_device(), .arith = KN_ARITH_BF16, .cache_dir = cache_dir, .tune = *tune};
     struct kn_dev *d = NULL;
     struct err e = {0};
     if (kn_dev_create(&o, &d, &e) < 0) test_fail(__FILE__, __LINE__, "%s", e.msg);
