@@ -195,14 +195,17 @@ static size_t suggestions(const struct cu *c, const struct cu_plan *p,
     return s == CUBLAS_STATUS_SUCCESS && n > 0 ? size_t(n) : 0;
 }
 
+/* What was tuned for these rows, else for the next larger bucket that was. */
 static struct cu_best *best_of(struct cu *c, const struct plan_key *k)
 {
+    struct cu_best *best = nullptr;
     for (size_t i = 0; i < c->n_best; i++) {
         struct cu_best *b = &c->best[i];
-        if (b->n == k->n && b->k == k->k && b->type == k->type && b->bucket == cu_bucket(k->m))
-            return b;
+        if (b->n == k->n && b->k == k->k && b->type == k->type && b->bucket >= cu_bucket(k->m) &&
+            (!best || b->bucket < best->bucket))
+            best = b;
     }
-    return nullptr;
+    return best;
 }
 
 /* The tuned algorithm where it runs with just these rows, else the library's first suggestion. It
@@ -290,6 +293,7 @@ int cu_gemm_prefer(struct cu *c, const struct cu_gemm *g, const struct cu_algo *
 {
     const struct plan_key k = key_of(c, g);
     struct cu_best *b = best_of(c, &k);
+    if (b && b->bucket != cu_bucket(k.m)) b = nullptr; /* another's */
     forget_all(c);
     if (!algo) {
         if (b) *b = c->best[--c->n_best];
