@@ -2,8 +2,9 @@
  *
  * One stream a device; kn_rows() and kn_wide() run the function once with all rows and wait for the
  * stream, so what a run wrote may be read behind it. Blocks of memory that are given back are kept
- * for the next request of their size: in steady state nothing is allocated. What lies in the host's
- * memory (stored KV that is not staged) is copied to scratch on the stream first. */
+ * for the next request of about their size, until memory is short: in steady state nothing is
+ * allocated. What lies in the host's memory (stored KV that is not staged) is copied to scratch on
+ * the stream first. */
 #include "kernels/kn_int.h"
 
 #include "base/assert.h"
@@ -82,14 +83,44 @@ int kn_cuda_create(const struct kn_dev_opts *o, const char *kind, int index,
 
 /* ---- memory ---- */
 
+/* Memory that is kept for later goes back; that waits for all that is queued. */
+static void drop_spare(struct kn_dev *d)
+{
+    for (struct block **at = &d->blocks, *b; (b = *at);) {
+        if (b->used) {
+            at = &b->next;
+            continue;
+        }
+        *at = b->next;
+        cu_free(d->cu, b->p, b->kind);
+        atomic_fetch_sub(&d->held[b->kind], b->bytes);
+        mem_free(b);
+    }
+}
+
 /* What operations and weights take of the device is counted. */
 static void *take_memory(struct kn_dev *d, enum kn_mem kind, size_t bytes)
 {
     void *p = cu_alloc(d->cu, kind, bytes);
+    if (!p && !d->replay.recording) {
+        drop_spare(d);
+        p = cu_alloc(d->cu, kind, bytes);
+    }
     if (!p) return NULL;
     atomic_fetch_add(&d->n_allocs, 1);
     atomic_fetch_add(&d->held[kind], bytes);
     return p;
+}
+
+/* The smallest that is spare, has room and is not twice as large as need be. */
+static struct block *find_spare(struct kn_dev *d, enum kn_mem kind, size_t bytes)
+{
+    struct block *best = NULL;
+    for (struct block *b = d->blocks; b; b = b->next)
+        if (!b->used && b->kind == kind && b->bytes >= bytes && b->bytes / 2 < bytes &&
+            (!best || b->bytes < best->bytes))
+            best = b;
+    return best;
 }
 
 static void *alloc_block(struct kn_dev *d, enum kn_mem kind, size_t bytes)
@@ -97,8 +128,8 @@ static void *alloc_block(struct kn_dev *d, enum kn_mem kind, size_t bytes)
     enum { UNIT = 4096 };
     if (bytes > SIZE_MAX - UNIT) return NULL;
     bytes = (bytes + UNIT - 1) / UNIT * UNIT;
-    for (struct block *b = d->blocks; b; b = b->next) {
-        if (b->used || b->kind != kind || b->bytes != bytes) continue;
+    struct block *b = find_spare(d, kind, bytes);
+    if (b) {
         if (kind != KN_MEM_DEVICE)
             memset(b->p, 0, bytes);
         else if (cu_clear(d->cu, b->p, bytes) < 0)
@@ -106,15 +137,15 @@ static void *alloc_block(struct kn_dev *d, enum kn_mem kind, size_t bytes)
         b->used = true;
         return b->p;
     }
-    struct block *b = mem_alloc(sizeof *b);
-    if (!b) return NULL;
-    *b = (struct block){d->blocks, take_memory(d, kind, bytes), bytes, kind, true};
-    if (!b->p) {
-        mem_free(b);
+    void *p = take_memory(d, kind, bytes);
+    b = p ? mem_alloc(sizeof *b) : NULL;
+    if (!b) {
+        if (p) cu_free(d->cu, p, kind);
         return NULL;
     }
+    *b = (struct block){d->blocks, p, bytes, kind, true};
     d->blocks = b;
-    return b->p;
+    return p;
 }
 
 static void free_block(struct kn_dev *d, void *p)

@@ -401,10 +401,21 @@ void check_argument(const char *kernel, const void *p)
     if (p && !is_pinned(p)) misuse("a kernel is given memory that no device reaches", kernel);
 }
 
+static size_t memory_max = SIZE_MAX;
+static size_t held_bytes()
+{
+    size_t sum = 0;
+    for (const auto &b : blocks)
+        if (b.second.device) sum += b.second.bytes;
+    return sum;
+}
+
 static cudaError_t map_block(void **ret, size_t bytes, bool device)
 {
     std::lock_guard<std::recursive_mutex> guard(lock);
     if (spoils_mine()) return cudaErrorStreamCaptureUnsupported;
+    if (device && memory_max != SIZE_MAX && held_bytes() + bytes > memory_max)
+        return cudaErrorMemoryAllocation;
     if (key == -2) key = pkey_alloc(0, PKEY_DISABLE_ACCESS);
     const size_t page = 4096, size = (bytes + page - 1) / page * page;
     /* A page that nobody may touch behind every block. */
@@ -552,6 +563,13 @@ extern "C" __attribute__((visibility("default"))) void hostcuda_fail_after(long 
     if (n < 0) last_error = cudaSuccess;
 }
 
+/* What the device has room for beside what it holds; SIZE_MAX: any number of bytes. */
+extern "C" __attribute__((visibility("default"))) void hostcuda_room(size_t bytes)
+{
+    std::lock_guard<std::recursive_mutex> guard(lock);
+    memory_max = bytes == SIZE_MAX ? bytes : held_bytes() + bytes;
+}
+
 /* What has run and been waited for so far; products count as launches, a graph as one. */
 extern "C" __attribute__((visibility("default"))) void hostcuda_counts(unsigned long *launches,
                                                                        unsigned long *waits)
@@ -661,11 +679,8 @@ cudaError_t cudaFreeHost(void *p)
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
 {
     std::lock_guard<std::recursive_mutex> guard(lock);
-    size_t used = 0;
-    for (const auto &b : blocks)
-        if (b.second.device) used += b.second.bytes;
     *free_bytes = size_t(256) << 20;
-    *total_bytes = *free_bytes + used;
+    *total_bytes = *free_bytes + held_bytes();
     return cudaSuccess;
 }
 

@@ -596,6 +596,38 @@ TEST(a_kernel_that_is_given_the_hosts_memory_ends_the_process)
     ASSERT_TRUE(child_of(give_the_hosts_memory) != 0);
 }
 
+/* Prompts of ever other lengths ask for ever other sizes: what is spare serves those that are not much smaller,
+ * and goes back before a request fails for want of memory (an H100 refused every prompt whose length it had
+ * not seen before, once forty lengths had been). */
+TEST(memory_of_other_sizes_is_found_again_or_given_back)
+{
+    enum { UNIT = 4096, LENGTHS = 40 };
+    struct kn_dev *d = open_device(KN_ARITH_F32);
+    void (*room)(size_t) = NULL;
+    *(void **)&room = kern_hook("hostcuda_room");
+    const uint64_t before = kn_dev_memory(d).device_bytes, allocs = kn_dev_memory(d).n_allocs;
+    room(8 * LENGTHS * UNIT);
+    for (size_t i = 0; i < LENGTHS; i++) { /* longest first */
+        void *p = kn_mem_alloc(d, KN_MEM_DEVICE, (2 * LENGTHS - i) * UNIT);
+        ASSERT_TRUE(p != NULL);
+        kn_mem_free(d, p);
+    }
+    ASSERT_EQ(kn_dev_memory(d).n_allocs - allocs, 1);
+    for (size_t i = 0; i < 3 * LENGTHS;
+         i++) { /* longer than all before it, until there is no room for two */
+        void *p = kn_mem_alloc(d, KN_MEM_DEVICE, (2 * LENGTHS + i) * UNIT);
+        ASSERT_TRUE(p != NULL);
+        kn_mem_free(d, p);
+    }
+    ASSERT_TRUE(kn_dev_memory(d).device_bytes - before <= 8 * LENGTHS * UNIT);
+    void *held = kn_mem_alloc(d, KN_MEM_DEVICE, 5 * LENGTHS * UNIT);
+    ASSERT_TRUE(held && !kn_mem_alloc(d, KN_MEM_DEVICE, 4 * LENGTHS * UNIT)); /* really full */
+    ASSERT_TRUE(!kn_dev_lost(d));
+    kn_mem_free(d, held);
+    room(SIZE_MAX);
+    kn_dev_destroy(d);
+}
+
 /* ---- gpu.h on the same device ---- */
 
 static void gpu_of(struct kn_dev *d, struct gpu **ret)
