@@ -2,7 +2,7 @@
  *
  * A page of a layer holds K [G, P, K], then V [G, P, K] in the device's type: a key's values are
  * contiguous, as a row of the second operand of q k^T wants them. */
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/operand.h"
 
 /* Value d of a rotated head; x(i) is its value i before. */
 template <class F>
@@ -108,10 +108,101 @@ static __global__ void load(struct cu_kv kv, int32_t pos0, const char *k, const 
     }
 }
 
+/* ---- the same by 16 bytes: 8 values of a head's first half and those that they rotate with ---- */
+
+enum { EIGHT = 8 };
+struct eight {
+    float v[EIGHT];
+};
+
+static __device__ __forceinline__ struct eight eight_at(const uint16_t *x, enum cu_type t)
+{
+    uint16_t h[EIGHT];
+    struct eight e;
+    const float4 words = *reinterpret_cast<const float4 *>(x);
+    memcpy(h, &words, sizeof h);
+    CU_UNROLL
+    for (unsigned j = 0; j < EIGHT; j++)
+        e.v[j] = t == CU_F16 ? cu_f16_f32(h[j]) : cu_bf16_f32(h[j]);
+    return e;
+}
+
+template <class T> static __device__ __forceinline__ void put_eight(T *to, const struct eight &e)
+{
+    T x[EIGHT];
+    CU_UNROLL
+    for (unsigned j = 0; j < EIGHT; j++)
+        cu_store(&x[j], e.v[j]);
+    float4 words[EIGHT * sizeof(T) / 16];
+    memcpy(words, x, sizeof words);
+    CU_UNROLL
+    for (unsigned j = 0; j < EIGHT * sizeof(T) / 16; j++)
+        reinterpret_cast<float4 *>(to)[j] = words[j];
+}
+
+template <class T>
+static __global__ void load_wide(struct cu_kv kv, int32_t pos0, unsigned n, const uint16_t *k,
+                                 const uint16_t *v, enum cu_type t, struct kn_rope p)
+{
+    const unsigned half = kv.K / 2, parts = half / EIGHT, in_row = kv.G * parts;
+    const unsigned i = blockIdx.x * blockDim.x + threadIdx.x, row = i / in_row;
+    const unsigned g = i % in_row / parts, d = i % parts * EIGHT;
+    if (row >= n) return;
+    const int32_t pos = pos0 + int32_t(row);
+    const size_t at = (size_t(row) * kv.G + g) * kv.K + d;
+    T *const to_k = slot<T>(kv, pos, false, g) + d, *const to_v = slot<T>(kv, pos, true, g) + d;
+    struct eight a = eight_at(k + at, t), b = eight_at(k + at + half, t);
+    if (p.n_rot) {
+        const float *cs = p.cos + size_t(pos) * half + d, *sn = p.sin + size_t(pos) * half + d;
+        CU_UNROLL
+        for (unsigned j = 0; j < EIGHT; j += 4) { /* as rotated() */
+            const cu_four c = cu_four_at(cs, j, EIGHT, true), s = cu_four_at(sn, j, EIGHT, true);
+            CU_UNROLL
+            for (unsigned i4 = 0; i4 < 4; i4++) {
+                const float x = a.v[j + i4], y = b.v[j + i4];
+                a.v[j + i4] = fmaf(-y, s.v[i4], x * c.v[i4]) * p.mscale;
+                b.v[j + i4] = fmaf(x, s.v[i4], y * c.v[i4]) * p.mscale;
+            }
+        }
+    }
+    put_eight(to_k, a);
+    put_eight(to_k + half, b);
+    put_eight(to_v, eight_at(v + at, t));
+    put_eight(to_v + half, eight_at(v + at + half, t));
+}
+
+static bool by_eight(const struct cu_kv *kv, const void *k, const void *v, enum cu_type t,
+                     const struct kn_rope &p)
+{
+    const uintptr_t all = reinterpret_cast<uintptr_t>(k) | reinterpret_cast<uintptr_t>(v) |
+                          reinterpret_cast<uintptr_t>(kv->base) | kv->page_bytes |
+                          reinterpret_cast<uintptr_t>(p.cos) | reinterpret_cast<uintptr_t>(p.sin);
+    return (t == CU_F16 || t == CU_BF16) && all % 16 == 0 && kv->K % (2 * EIGHT) == 0 &&
+           (p.n_rot == 0 || p.n_rot == kv->K);
+}
+
+template <class T>
+static void launch_wide(struct cu *c, const struct cu_kv *kv, int32_t pos0, size_t n, const void *k,
+                        const void *v, enum cu_type t, const struct kn_rope &p)
+{
+    enum { THREADS = 128 };
+    const size_t items = n * kv->G * (kv->K / (2 * EIGHT));
+    KN_LAUNCH(load_wide<T>, dim3(cu_blocks(items, THREADS)), dim3(THREADS), 0, c->stream, *kv, pos0,
+              unsigned(n), static_cast<const uint16_t *>(k), static_cast<const uint16_t *>(v), t,
+              p);
+}
+
 int cu_kv_load(struct cu *c, const struct cu_kv *kv, int32_t pos0, size_t n, const void *k,
                const void *v, enum cu_type t, const struct kn_rope *rope)
 {
     const struct kn_rope none = {}, p = rope ? *rope : none;
+    if (by_eight(kv, k, v, t, p)) {
+        if (c->type == CU_BF16)
+            launch_wide<uint16_t>(c, kv, pos0, n, k, v, t, p);
+        else
+            launch_wide<float>(c, kv, pos0, n, k, v, t, p);
+        return cu_launched(c);
+    }
     const dim3 grid(static_cast<unsigned>(n)), block = row_block(kv);
     const char *kc = static_cast<const char *>(k), *vc = static_cast<const char *>(v);
     if (c->type == CU_BF16)

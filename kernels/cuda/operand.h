@@ -64,6 +64,26 @@ static __device__ __forceinline__ cu_four cu_four_at(const float *x, size_t i, s
     return f;
 }
 
+/* The same of stored values of type t; wide: 8 bytes of 16-bit ones. */
+static __device__ __forceinline__ cu_four cu_stored_four(const void *row, enum cu_type t, size_t i,
+                                                         size_t n, size_t K, bool wide)
+{
+    cu_four f = {{0, 0, 0, 0}};
+    if (t == CU_F32) return cu_four_at(static_cast<const float *>(row), i, n, wide);
+    if (t != CU_Q8 && wide) {
+        uint16_t h[4];
+        const uint64_t q =
+            *reinterpret_cast<const uint64_t *>(static_cast<const uint16_t *>(row) + i);
+        memcpy(h, &q, sizeof h);
+        for (unsigned j = 0; j < 4; j++)
+            f.v[j] = t == CU_F16 ? cu_f16_f32(h[j]) : cu_bf16_f32(h[j]);
+        return f;
+    }
+    for (unsigned j = 0; j < 4 && i + j < n; j++)
+        f.v[j] = cu_stored(row, t, i + j, K);
+    return f;
+}
+
 /* T: of 8, 16 or 32 bits; word: the four of them. */
 template <class T, class Word>
 static __device__ __forceinline__ void cu_put_four(T *out, size_t i, size_t n, bool wide,

@@ -66,28 +66,24 @@ int cu_gather(struct cu *c, const struct cu_rows *r, const int32_t *idx)
     return cu_launched(c);
 }
 
-template <class T>
-static __global__ void embed(const T *w, size_t n_rows, const int32_t *id, struct cu_rows r,
-                             int *fault)
+static __global__ void embed(const void *w, enum cu_type t, size_t n_rows, const int32_t *id,
+                             struct cu_rows r, bool wide, int *fault)
 {
     const int32_t at = id[blockIdx.x];
     if (at < 0 || size_t(at) >= n_rows) {
         *fault = 1;
         return;
     }
-    for (size_t i = threadIdx.x; i < r.n; i += blockDim.x)
-        r.out[size_t(blockIdx.x) * r.ldo + i] = cu_value(w[size_t(at) * r.n + i]);
+    const char *row = static_cast<const char *>(w) + size_t(at) * r.n * (t == CU_F32 ? 4 : 2);
+    cu_put_row(r, blockIdx.x, wide,
+               [&](size_t i) { return cu_stored_four(row, t, i, r.n, r.n, wide); });
 }
 
 int cu_embed(struct cu *c, const void *w, size_t n_rows, const int32_t *id, const struct cu_rows *r)
 {
-    const dim3 grid(unsigned(r->m)), block(cu_row_threads(r->n));
-    if (c->type == CU_BF16)
-        KN_LAUNCH(embed<uint16_t>, grid, block, 0, c->stream, static_cast<const uint16_t *>(w),
-                  n_rows, id, *r, c->fault);
-    else
-        KN_LAUNCH(embed<float>, grid, block, 0, c->stream, static_cast<const float *>(w), n_rows,
-                  id, *r, c->fault);
+    const bool wide = cu_is_wide(r) && reinterpret_cast<uintptr_t>(w) % 16 == 0;
+    KN_LAUNCH(embed, dim3(unsigned(r->m)), dim3(cu_row_threads(r->n)), 0, c->stream, w, c->type,
+              n_rows, id, *r, wide, c->fault);
     return cu_launched(c);
 }
 
@@ -160,14 +156,19 @@ int cu_random(struct cu *c, const struct rng_field *f, size_t first, size_t n, f
 }
 
 static __global__ void deviation(struct cu_rows r, const char *b, enum cu_type t, size_t K,
-                                 float *ret)
+                                 bool wide, float *ret)
 {
     const float *x = r.x + size_t(blockIdx.x) * r.ldx;
     const char *row = b ? b + size_t(blockIdx.x) * cu_row_bytes(t, r.n / K, K) : nullptr;
     float apart = 0;
-    for (size_t i = threadIdx.x; i < r.n; i += blockDim.x) {
-        const float d = x[i] - (row ? cu_stored(row, t, i, K) : 0.0f);
-        apart = fmaf(d, d, apart);
+    for (size_t i = size_t(threadIdx.x) * 4; i < r.n; i += size_t(blockDim.x) * 4) {
+        const cu_four q = cu_four_at(x, i, r.n, wide);
+        cu_four old = {{0, 0, 0, 0}};
+        if (row) old = cu_stored_four(row, t, i, r.n, K, wide);
+        for (unsigned j = 0; j < 4; j++) {
+            const float d = q.v[j] - old.v[j];
+            apart = fmaf(d, d, apart);
+        }
     }
     apart = cu_block_sum(apart);
     if (threadIdx.x == 0) ret[blockIdx.x] = apart;
@@ -176,7 +177,8 @@ static __global__ void deviation(struct cu_rows r, const char *b, enum cu_type t
 int cu_deviation(struct cu *c, const struct cu_rows *r, const void *b, enum cu_type t, size_t K,
                  float *ret)
 {
+    const bool wide = cu_is_wide(r) && reinterpret_cast<uintptr_t>(b) % 16 == 0;
     KN_LAUNCH(deviation, dim3(unsigned(r->m)), dim3(cu_row_threads(r->n)), 0, c->stream, *r,
-              static_cast<const char *>(b), t, K, ret);
+              static_cast<const char *>(b), t, K, wide, ret);
     return cu_launched(c);
 }

@@ -129,12 +129,13 @@ static int encode_row(struct kn_stream *st, const float *x, size_t n, size_t K, 
 }
 
 /* A loaded record equals rotating and putting its rows, in every stored type. */
-static void kv_body(struct kn_stream *st)
+static void check_kv(struct kn_stream *st, unsigned K, unsigned n_rot)
 {
-    enum { G = 2, K = 20, N = 150, POS0 = 37, KEYS = 200, GK = G * K };
+    enum { G = 2, N = 150, POS0 = 37, KEYS = 200 };
+    const unsigned GK = G * K;
     float *k = kern_random(N * GK, 1, 1), *v = kern_random(N * GK, 2, 1);
     float *cs = kern_random(KEYS * K / 2, 3, 1), *sn = kern_random(KEYS * K / 2, 4, 1);
-    struct kn_rope rope = {K, K, cs, sn, KEYS, 1};
+    struct kn_rope rope = {K, n_rot, cs, sn, KEYS, 1.25f};
     int32_t *pos = malloc(N * sizeof *pos);
     for (int i = 0; i < N; i++)
         pos[i] = POS0 + i;
@@ -182,6 +183,13 @@ static void kv_body(struct kn_stream *st)
     free(cs);
     free(sn);
     free(pos);
+}
+
+static void kv_body(struct kn_stream *st)
+{
+    check_kv(st, 20, 20);
+    check_kv(st, 48, 48); /* by 16 bytes on a GPU */
+    check_kv(st, 64, 32);
 }
 
 TEST(kv_put_and_load)
