@@ -14,6 +14,11 @@ uint64_t clock_ns(void)
     return read_ns(CLOCK_MONOTONIC);
 }
 
+uint64_t clock_thread_ns(void)
+{
+    return read_ns(CLOCK_THREAD_CPUTIME_ID);
+}
+
 uint64_t clock_coarse_ns(void)
 {
     return read_ns(CLOCK_MONOTONIC_COARSE);

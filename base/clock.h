@@ -4,7 +4,8 @@
 
 #include <stdint.h>
 
-uint64_t clock_ns(void); /* monotonic */
+uint64_t clock_ns(void);        /* monotonic */
+uint64_t clock_thread_ns(void); /* of the processor, that the caller's thread has had */
 /* The same as of the kernel's last tick, up to 10 ms ago: for timeouts, at a quarter of the price.
  */
 uint64_t clock_coarse_ns(void);

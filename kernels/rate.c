@@ -4,8 +4,6 @@
 #include "base/mem.h"
 #include "kernels/kn_int.h"
 
-#include <time.h>
-
 struct kn_rate {
     struct kn_dev *dev;
     struct kn_mat *const *mats;
@@ -20,13 +18,6 @@ struct kn_rate {
 static const struct kn_mat_head *shape_of(const struct kn_mat *w)
 {
     return (const void *)w;
-}
-
-static uint64_t thread_cpu_ns(void)
-{
-    struct timespec t;
-    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
 /* The slot of an operand of that width, KN_SLOTS: there is none. */
@@ -61,11 +52,11 @@ static int rate_product(struct kn_stream *st, const struct kn_rate *b, const str
 static int rate_rows(struct kn_stream *st, void *arg, size_t row0, size_t m)
 {
     struct kn_rate *b = arg;
-    const uint64_t t0 = thread_cpu_ns();
+    const uint64_t t0 = clock_thread_ns();
     int r = 0;
     for (size_t i = 0; r == 0 && i < b->n; i++)
         r = rate_product(st, b, b->mats[i], row0, m);
-    atomic_fetch_add(&b->cpu_ns, thread_cpu_ns() - t0);
+    atomic_fetch_add(&b->cpu_ns, clock_thread_ns() - t0);
     return r;
 }
 

@@ -22,8 +22,8 @@ enum entry_state { ENTRY_BUILDING, ENTRY_LOADING, ENTRY_READY, ENTRY_DEAD };
 /* READY entries stand in the policy's order, or on probation: brought in at others' expense and
  * used once, they leave first. */
 enum entry_place { PLACE_NONE, PLACE_ORDER, PLACE_PROBATION };
-/* AGAIN: was once, by tag too, and is to be checked anew for rot. */
-enum group_state { GROUP_NEW, GROUP_OK, GROUP_AGAIN };
+/* ROTTEN: was sound, and is not any more; who reads it is told. */
+enum group_state { GROUP_NEW, GROUP_OK, GROUP_ROTTEN };
 struct entry_cost { /* what an entry takes of the budget; held_*: what it adds to its shard's */
     uint64_t meta_bytes, all_bytes; /* itself; and its parts */
     uint64_t quota_bytes;           /* of these, charged to the namespace */
@@ -64,7 +64,8 @@ struct entry {
     int from;            /* tier it was read from, -1 = built here */
     bool admin_pinned, gave_up;
     uint64_t hits;
-    double used_s, checked_s; /* checked_s: since when the flags above count */
+    double used_s;
+    uint64_t checked_ns; /* when it was last asked that RAM be looked at */
     _Atomic uint64_t touched_ns;
     _Atomic uint8_t header_ok;
     _Atomic uint8_t cancel; /* the load, or the revision, is not wanted any more */
@@ -73,6 +74,7 @@ struct entry {
     struct evict_node node;
     enum entry_place place;
     struct entry_link all, loads; /* loads: and of revisions */
+    struct entry_link check;      /* in the queue of those to be looked at anew */
     bool probation;               /* of a load: RAM was short when it came */
     bool ns_known;                /* desc.ns_hash is */
     bool modest;                  /* only what is clean makes way for it */

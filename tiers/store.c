@@ -142,7 +142,7 @@ int store_create(const struct store_opts *o, struct store **ret, struct err *err
     s->codec = o->convert && kn_row_bytes(KN_Q8, o->ident.G, o->ident.K) <
                                  kn_row_bytes(o->ident.dtype, o->ident.G, o->ident.K);
     s->touch_every_ns = 1000000000u;
-    s->recheck_every_s = 1;
+    s->checks.every_ns = 1000000000u;
     s->reader.gpu = o->reader;
     s->pin_share_max = 0.5;
     s->ttl.others_ms = o->ttl_ms;
@@ -152,6 +152,7 @@ int store_create(const struct store_opts *o, struct store **ret, struct err *err
     link_init(&s->loads);
     link_init(&s->probation);
     link_init(&s->revisions);
+    link_init(&s->checks.queue);
     tiers_take(s, o); /* first: without tiers the thread would sleep until it is called */
     if (pthread_create(&s->thread, NULL, store_maintain, s) != 0) {
         store_free(s);

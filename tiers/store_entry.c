@@ -49,6 +49,7 @@ struct entry *entry_create(struct store *s, const struct record_desc *d,
     e->ns_known = state == ENTRY_BUILDING;
     link_init(&e->all);
     link_init(&e->loads);
+    link_init(&e->check);
     for (int i = 0; i < STORE_TIERS_MAX; i++)
         link_init(&e->write.queue[i]);
     return e;
@@ -115,7 +116,8 @@ void parts_free(struct store *s, struct entry *e)
     e->cost.quota_bytes = e->cost.all_bytes;
 }
 
-void entry_unref(struct store *s, struct entry *e)
+/* True: it was the last; never of an entry in the index, which holds one. */
+static bool ref_drop(struct store *s, struct entry *e)
 {
     struct shard *sh = shard_of(s, &e->desc.key);
     pthread_mutex_lock(&sh->m);
@@ -123,10 +125,22 @@ void entry_unref(struct store *s, struct entry *e)
     bool last = --e->refs == 0;
     held_update(sh, e);
     pthread_mutex_unlock(&sh->m);
-    if (!last) return; /* never for an entry in the index: that holds one */
+    return last;
+}
+
+void entry_unref(struct store *s, struct entry *e)
+{
+    if (!ref_drop(s, e)) return;
     pthread_mutex_lock(&s->m);
     entry_reap(s, e);
     pthread_mutex_unlock(&s->m);
+}
+
+bool entry_unref_held(struct store *s, struct entry *e)
+{
+    bool last = ref_drop(s, e);
+    if (last) entry_reap(s, e);
+    return last;
 }
 
 /* m held. */
@@ -191,6 +205,7 @@ bool entry_drop(struct store *s, struct entry *e, enum store_miss why, bool evic
     if (e->write.leaving) s->leaving_bytes -= e->cost.all_bytes;
     e->write.leaving = false;
     write_unqueue(s, e);
+    link_remove(&e->check);
     if (last) entry_reap(s, e);
     return true;
 }
@@ -204,6 +219,7 @@ void entry_ready(struct store *s, struct entry *e)
         e->state = ENTRY_READY;
         e->head = 1;
         e->used_s = clock_wall_s();
+        e->checked_ns = clock_ns();
         held_update(sh, e);
         if (sh->waiters) pthread_cond_broadcast(&sh->arrived);
     }

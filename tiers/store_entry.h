@@ -20,10 +20,19 @@ int entry_reserve(struct store *s, struct entry *e, uint32_t n_parts);
 /* m held. Out of the index; later lookups miss for `why` (NEVER: no ghost). `evict`: only if
  * it is not held. False: not dropped. */
 bool entry_drop(struct store *s, struct entry *e, enum store_miss why, bool evict);
-void entry_ready(struct store *s, struct entry *e);   /* m held. Into the order or on probation. */
-void entry_unref(struct store *s, struct entry *e);   /* no lock held */
-void held_update(struct shard *sh, struct entry *e);  /* shard's lock held */
-bool shard_wait(struct shard *sh, uint64_t until_ns); /* shard's lock held; false: it is time */
+void entry_ready(struct store *s, struct entry *e); /* m held. Into the order or on probation. */
+void entry_unref(struct store *s, struct entry *e); /* no lock held */
+bool entry_unref_held(struct store *s, struct entry *e); /* m held; true: it was the last */
+void held_update(struct shard *sh, struct entry *e);     /* shard's lock held */
+bool shard_wait(struct shard *sh, uint64_t until_ns);    /* shard's lock held; false: it is time */
+static inline void entry_ref_held(struct store *s, struct entry *e) /* m held, e in the index */
+{
+    struct shard *sh = shard_of(s, &e->desc.key);
+    pthread_mutex_lock(&sh->m);
+    e->refs++;
+    held_update(sh, e);
+    pthread_mutex_unlock(&sh->m);
+}
 static inline bool entry_evictable(const struct entry *e)
 {
     return e->state == ENTRY_READY && e->refs == 1 && !e->admin_pinned;

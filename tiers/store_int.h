@@ -3,7 +3,7 @@
  * Locks: `m` guards the accounting, the pool, the policy's order, ghosts, queues and the tiers'
  * averages; a shard's lock guards its table and its entries' state and counts. Order: m, then one
  * shard; a sidecar's lock last. None is held while a tier is called, bytes are hashed or a visitor
- * runs. A hit takes its shard's lock only; `m` at most once a second per entry, to tell the policy.
+ * runs. A hit takes its shard's lock only; `m` at most twice a second per entry: policy, checks.
  * An entry lives while refs > 0; the last unref reaps it (under m). */
 #ifndef TIERS_STORE_INT_H
 #define TIERS_STORE_INT_H
@@ -83,6 +83,11 @@ struct sides { /* store_side.c; a lock of its own, below all others */
     uint64_t budget_bytes, used_bytes, hits, evictions;
     struct entry_link lru; /* newest first */
 };
+struct store_checks {        /* of what RAM is not trusted with any more, store_check.c */
+    uint64_t every_ns;       /* constant; tests say 0 */
+    struct entry_link queue; /* the one that has waited longest is first */
+    uint64_t after_ns;       /* not before: what they may take of a core is used up */
+};
 struct store_reader { /* a device that copies from RAM, and the arena's pieces pinned for it */
     struct gpu *gpu;
     void *pinned[ARENAS];
@@ -96,7 +101,6 @@ struct store {
     struct auth *auth; /* constant; NULL: no secret */
     bool codec; /* records may be of 8 bits: there is a converter, and it makes them smaller */
     uint64_t touch_every_ns; /* how often a hit tells the policy; tests say 0 */
-    double recheck_every_s;  /* how long RAM is trusted; tests say 0 */
     struct shard shard[SHARDS];
     struct sides sides;
     pthread_mutex_t m;
@@ -116,6 +120,7 @@ struct store {
     struct entry_link all, loads,
         probation; /* newest first (dead ones too), any order, oldest last */
     struct entry_link revisions;
+    struct store_checks checks;
     uint64_t n_queued, n_writes, leaving_bytes;
     unsigned n_others; /* callbacks that call other tiers just now */
     unsigned expire_shard;

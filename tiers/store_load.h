@@ -30,6 +30,10 @@ enum store_miss header_auth(const struct store *s, const struct entry *e,
  * its checksum. 0, -EBADMSG, -EKEYREJECTED its tag alone is wrong. */
 int group_check(const struct store *s, const struct entry *e, uint32_t group);
 int groups_check(const struct store *s, const struct entry *e); /* all of them */
+/* Is it time to look at it anew? Asks once. Shard's lock held. */
+bool trust_over(const struct store *s, struct entry *e);
+void check_queue(struct store *s, struct entry *e); /* what was sound; no lock held, e held */
+void check_run(struct store *s); /* one that is queued, if it is time; m held; let go meanwhile */
 bool scores_finite(const uint8_t *header, const struct record_layout *l, uint32_t n);
 
 /* ---- store_load.c ---- */

@@ -4,8 +4,8 @@
  * under it: a few KiB, against a reference more to give back. What a layer's checksum said is kept
  * in an atomic flag of the entry: two holders may both check it, with the same result. A waiter
  * sleeps on its shard's condition, which a part's arrival signals. What was checked is trusted for
- * a second: after that a record in RAM is checked anew when it is used, so that memory that rots is
- * found out at a cost that does not grow with the number of hits. */
+ * a second: the first use after that looks at the header anew, is served, and has the layers looked
+ * at behind it (store_check.c), so that memory that rots is found out at no request's cost. */
 #include "tiers/gpu/gpu.h"
 #include "tiers/store_load.h"
 
@@ -55,17 +55,6 @@ static void drop_bad(struct store *s, struct entry *e, enum store_miss why)
 
 enum lookup { LOOKUP_MISS, LOOKUP_HIT, LOOKUP_PENDING, LOOKUP_ABSENT, LOOKUP_AGAIN };
 
-/* Shard's lock held. Trust has lasted long enough: header and layers are to be checked again. */
-static void distrust(struct entry *e, double now_s)
-{
-    e->checked_s = now_s;
-    e->header_ok = 0;
-    for (uint32_t i = 0; i < e->layout.n_groups; i++) {
-        uint8_t was = GROUP_OK;
-        (void)atomic_compare_exchange_strong(&e->group_ok[i], &was, GROUP_AGAIN);
-    }
-}
-
 static enum lookup lookup_ram(struct store *s, const struct store_ask *a, struct store_pin *p,
                               bool again, enum store_miss *why)
 {
@@ -74,10 +63,10 @@ static enum lookup lookup_ram(struct store *s, const struct store_ask *a, struct
     enum lookup r = LOOKUP_MISS;
     pthread_mutex_lock(&sh->m);
     struct entry *e = shard_find(sh, &a->key);
-    if (e && e->state == ENTRY_READY && !again && now_s - e->checked_s >= s->recheck_every_s)
-        distrust(e, now_s);
-    bool unchecked = e && e->state == ENTRY_READY && !e->header_ok;
-    bool expired = e && e->state == ENTRY_READY && entry_expired(e, (uint64_t)(now_s * 1e3));
+    const bool ready = e && e->state == ENTRY_READY;
+    bool over = ready && !again && trust_over(s, e);
+    bool unchecked = ready && !e->header_ok;
+    bool expired = ready && entry_expired(e, (uint64_t)(now_s * 1e3));
     if (!e) {
         r = LOOKUP_ABSENT;
     } else if (e->state == ENTRY_BUILDING) {
@@ -99,6 +88,7 @@ static enum lookup lookup_ram(struct store *s, const struct store_ask *a, struct
     if (r != LOOKUP_AGAIN) return r;
     *why = expired ? STORE_MISS_EXPIRED : recheck(s, e);
     if (*why != STORE_MISS_NEVER) drop_bad(s, e, *why);
+    if (over) check_queue(s, e);
     entry_unref(s, e);
     return *why == STORE_MISS_NEVER ? LOOKUP_AGAIN : LOOKUP_MISS;
 }
@@ -371,8 +361,10 @@ static bool fall_back(struct store_pin *p)
         e && e->state == ENTRY_READY &&
         record_same(e->part[0], tier_gpu_header(p->there)); /* never a mix of two versions */
     if (here) attach(sh, e, p);
+    bool over = here && trust_over(s, e);
     pthread_mutex_unlock(&sh->m);
     if (!here) return false;
+    if (over) check_queue(s, e);
     tier_gpu_unpin(p->there);
     p->there = NULL;
     p->from = -1;

@@ -5,8 +5,8 @@
  * local tier has by now is not written again: its find() is asked when the write's turn comes, and
  * once more before a clean record leaves RAM. Above the high watermark the coldest records leave
  * ahead of need, those that a tier still wants by way of its queue, so that a claim seldom evicts
- * by itself and seldom loses anything. The thread sleeps until it is woken, or a second where time
- * matters (loads past their deadline, expiry). */
+ * by itself and seldom loses anything. The thread also looks at what has rotted (store_check.c); it
+ * sleeps until it is woken, or a second where time matters (loads past their deadline, expiry). */
 #include "tiers/store_load.h"
 
 enum {
@@ -95,7 +95,6 @@ static struct write_slot *write_begin(struct store *s, unsigned i, uint64_t now)
 {
     struct store_tier *t = &s->tier[i];
     struct entry *e = LINK_ENTRY(t->queue.next, write.queue[i]);
-    struct shard *sh = shard_of(s, &e->desc.key);
     struct write_slot *w = t->slot;
     while (w->e)
         w++;
@@ -103,10 +102,7 @@ static struct write_slot *write_begin(struct store *s, unsigned i, uint64_t now)
     link_remove(&e->write.queue[i]);
     s->n_queued--;
     e->write.under_way |= (uint8_t)(1u << i);
-    pthread_mutex_lock(&sh->m);
-    e->refs++;
-    held_update(sh, e);
-    pthread_mutex_unlock(&sh->m);
+    entry_ref_held(s, e);
     t->n_writes++;
     s->n_writes++;
     *w = (struct write_slot){.e = e, .s = s, .tier = i, .start_ns = now};
@@ -146,11 +142,8 @@ static int write_convert(struct write_slot *w)
 /* No lock held. What is read where it lies is not checked again. */
 static int write_verify(struct write_slot *w)
 {
-    struct store *s = w->s;
-    if (groups_check(s, w->e) == 0) return 0;
-    pthread_mutex_lock(&s->m);
-    s->stats.corrupt += entry_drop(s, w->e, STORE_MISS_CORRUPT, false);
-    pthread_mutex_unlock(&s->m);
+    if (groups_check(w->s, w->e) == 0) return 0;
+    entry_reject(w->e, -EBADMSG, false);
     w->settled = true;
     return -ENOSPC;
 }
@@ -188,15 +181,12 @@ static void pump(struct store *s, unsigned i)
 
 /* ---- eviction ahead of need ---- */
 
-/* m held; let go meanwhile. Tiers that had the record and have evicted it since: bits. */
-static uint8_t lost_copies(struct store *s, struct entry *e)
+/* m held; let go meanwhile. Tiers that had the record and have evicted it since are to have it
+ * again. False: it was dropped meanwhile. */
+static bool want_lost_copies(struct store *s, struct entry *e)
 {
-    struct shard *sh = shard_of(s, &e->desc.key);
     uint8_t lost = 0, had = e->write.clean & s->behind;
-    pthread_mutex_lock(&sh->m);
-    e->refs++;
-    held_update(sh, e);
-    pthread_mutex_unlock(&sh->m);
+    entry_ref_held(s, e);
     pthread_mutex_unlock(&s->m);
     for (unsigned i = 0; i < s->n_tiers; i++) {
         struct tier *t = s->tier[i].t;
@@ -204,21 +194,9 @@ static uint8_t lost_copies(struct store *s, struct entry *e)
             lost |= (uint8_t)(1u << i);
     }
     pthread_mutex_lock(&s->m);
-    return lost;
-}
-
-/* m held. The reference of lost_copies() again; true: it was the last. */
-static bool unref_locked(struct store *s, struct entry *e)
-{
-    struct shard *sh = shard_of(s, &e->desc.key);
-    pthread_mutex_lock(&sh->m);
-    bool last = e->refs == 1;
-    if (!last) {
-        e->refs--;
-        held_update(sh, e);
-    }
-    pthread_mutex_unlock(&sh->m);
-    return last;
+    e->write.clean &= (uint8_t)~lost;
+    e->write.want |= lost;
+    return !entry_unref_held(s, e) && e->state == ENTRY_READY;
 }
 
 /* m held; let go meanwhile. */
@@ -233,20 +211,7 @@ static void evict_ahead(struct store *s)
             more = false;
             break;
         }
-        if (!entry_wanted(s, e)) {
-            uint8_t lost = lost_copies(s, e);
-            if (e->state == ENTRY_READY) {
-                e->write.clean &= (uint8_t)~lost;
-                e->write.want |= lost;
-            }
-            if (unref_locked(s, e)) { /* it was dropped meanwhile */
-                pthread_mutex_unlock(&s->m);
-                entry_unref(s, e);
-                pthread_mutex_lock(&s->m);
-                continue;
-            }
-        }
-        if (e->state != ENTRY_READY) continue;
+        if (!entry_wanted(s, e) && !want_lost_copies(s, e)) continue;
         if (!entry_wanted(s, e)) {
             (void)entry_drop(s, e, STORE_MISS_EVICTED, true);
             continue;
@@ -308,14 +273,15 @@ static void give_up_loads(struct store *s)
 /* m held. When to look again without being woken; 0 never. */
 static uint64_t next_tick(const struct store *s, uint64_t tick_ns)
 {
-    uint64_t now = clock_ns(), until = s->n_tiers || s->expiring ? tick_ns : 0;
+    uint64_t now = clock_ns(), until = s->n_tiers || s->expiring ? tick_ns : UINT64_MAX;
+    if (!link_alone(&s->checks.queue) && s->checks.after_ns < until) until = s->checks.after_ns;
     for (size_t i = 0; i < s->n_tiers; i++) {
         const struct store_tier *t = &s->tier[i];
         if (link_alone(&t->queue) || t->n_writes == WRITES_MAX) continue;
         uint64_t look = t->retry_ns > now ? t->retry_ns : now + BLOCKED_NS;
         if (look < until) until = look;
     }
-    return until;
+    return until == UINT64_MAX ? 0 : until;
 }
 
 void *store_maintain(void *store)
@@ -328,6 +294,7 @@ void *store_maintain(void *store)
         for (unsigned i = 0; i < s->n_tiers; i++)
             pump(s, i);
         if (s->evict_now) evict_ahead(s);
+        check_run(s);
         if (clock_ns() >= tick_ns) {
             if (s->expiring) expire(s);
             give_up_loads(s);

@@ -163,6 +163,19 @@ void kit_flush(struct store *s)
     ASSERT_OK(store_flush(s, clock_ns() + 60000000000ull));
 }
 
+void kit_checked(struct store *s)
+{
+    uint64_t until = clock_ns() + 60000000000ull;
+    bool done = false;
+    while (!done) {
+        ASSERT_TRUE(clock_ns() < until);
+        sched_yield();
+        pthread_mutex_lock(&s->m);
+        done = link_alone(&s->checks.queue);
+        pthread_mutex_unlock(&s->m);
+    }
+}
+
 void kit_empty(struct store *s)
 {
     uint64_t until = clock_ns() + 60000000000ull;

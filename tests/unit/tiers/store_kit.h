@@ -38,6 +38,7 @@ int kit_check_layer(struct store *s, struct store_pin *p, int chunk, unsigned la
 int kit_check_side(struct store *s, struct store_pin *p, int chunk, unsigned layer); /* 1: none */
 struct store_stats kit_stats(struct store *s); /* and: used <= budget */
 void kit_flush(struct store *s);               /* also waits for loads to end */
+void kit_checked(struct store *s);             /* what is queued for a check has had it */
 /* All memory has been given back, as soon as the tiers' threads have let go. */
 void kit_empty(struct store *s);
 /* Look, check every byte, release: the miss, or -1 for a hit. */

@@ -75,7 +75,7 @@ static void open_store(struct flips *f)
     }
     (void)snprintf(f->tier, sizeof f->tier, "%s", f->outer ? f->outer->name : "ram");
     ASSERT_OK(store_create(&o, &f->s, &err));
-    f->s->recheck_every_s = 0; /* flips come faster than any memory rots */
+    f->s->checks.every_ns = 0; /* flips come faster than any memory rots */
 }
 
 static void flush(struct flips *f)
@@ -214,15 +214,31 @@ static uint64_t pick_part(struct flips *f, const struct record_layout *l, uint32
     return off;
 }
 
+static bool checks_done(struct flips *f)
+{
+    pthread_mutex_lock(&f->s->m);
+    bool done = link_alone(&f->s->checks.queue);
+    pthread_mutex_unlock(&f->s->m);
+    return done;
+}
+
+/* What nobody has read yet its reader checks. What somebody has is rot: a use has it looked at, and
+ * that is what finds it. */
 static bool flip_ram(struct flips *f, int id)
 {
+    struct store_pin *p;
+    enum store_miss why;
     uint32_t part;
+    WAIT_FOR(checks_done(f));
     pthread_mutex_lock(&f->s->m);
     struct entry *e = entry_find(f->s, &truth[id].key);
     pthread_mutex_unlock(&f->s->m);
     if (!e || e->write.under_way) return false;
     uint64_t off = pick_part(f, &e->layout, &part);
     flip_byte(f, e->part[part] + off);
+    if (store_lookup(f->s, &truth[id].key, truth[id].tok, TOKENS, &p, &why) == 1)
+        store_pin_release(p);
+    WAIT_FOR(checks_done(f));
     return true;
 }
 

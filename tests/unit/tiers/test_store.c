@@ -655,6 +655,7 @@ static void *mixed_load(void *arg)
 TEST(readers_while_evicting)
 {
     struct race c = {.s = open_store(160 << 10), .rounds = 3000};
+    c.s->checks.every_ns = 0; /* the maintenance thread reads along */
     run_threads(&c, mixed_load, 4);
     ASSERT_EQ(c.wrong, 0);
     ASSERT_TRUE(c.hits > 0);

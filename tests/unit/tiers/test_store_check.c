@@ -314,3 +314,170 @@ TEST(verify_finds_forged_copies)
     ASSERT_EQ(mock_has(m, &k), 0);
     store_destroy(s);
 }
+
+/* ---- memory that rots ---- */
+
+/* `never`: the maintenance thread looks at nothing before it is told otherwise. */
+static void checks_go(struct store *s, bool never)
+{
+    pthread_mutex_lock(&s->m);
+    s->checks.after_ns = never ? UINT64_MAX : 0;
+    s->work = true;
+    pthread_cond_signal(&s->wake);
+    pthread_mutex_unlock(&s->m);
+}
+
+/* Records 1 to n, read once; from now on every use asks for a look at them, which waits. */
+static struct store *read_once(const struct tier_ident *id, struct mock *m, int n)
+{
+    struct kit_tiers t = {.mock = {m}, .n = m != NULL};
+    struct store *s = kit_store(id, 64 * MIB, &t);
+    for (int i = 1; i <= n; i++) {
+        ASSERT_EQ(kit_put(s, i), 1);
+        kit_flush(s);
+        ASSERT_EQ(kit_why(s, i), -1);
+    }
+    kit_checked(s);
+    s->checks.every_ns = 0;
+    checks_go(s, true);
+    return s;
+}
+
+static void rot(struct store_pin *p, uint32_t group)
+{
+    record_group(p->e->part, &p->e->layout, group)[5] ^= 1;
+}
+
+/* The use is served as it is: were the layer read on its thread, it would be refused. */
+TEST(rot_is_found_behind_the_use)
+{
+    struct store *s = read_once(&kit_small, NULL, 1);
+    struct tier_key k = kit_key(&kit_small, 1);
+    struct store_pin *p, *q;
+    enum store_miss why;
+    ASSERT_EQ(kit_look(s, 1, &p, &why), 1);
+    rot(p, 1);
+    ASSERT_EQ(kit_look(s, 1, &q, &why), 1);
+    ASSERT_EQ(kit_check_layer(s, q, 1, 2), 1);
+    ASSERT_EQ(kit_stats(s).corrupt, 0);
+    store_pin_release(q);
+    checks_go(s, false);
+    kit_checked(s);
+    ASSERT_EQ(kit_stats(s).corrupt, 1);
+    ASSERT_TRUE(!store_in_ram(s, &k));
+    ASSERT_EQ(kit_why(s, 1), STORE_MISS_CORRUPT);
+    ASSERT_EQ(kit_check_layer(s, p, 1, 1), 0); /* who has it keeps what is sound */
+    ASSERT_EQ(kit_check_layer(s, p, 1, 2), -EBADMSG);
+    store_pin_release(p);
+    kit_empty(s);
+    store_destroy(s);
+}
+
+/* Header and token ids are looked at with the use. */
+TEST(a_rotten_header_is_a_miss_at_once)
+{
+    struct store *s = read_once(&kit_small, NULL, 1);
+    struct store_pin *p;
+    enum store_miss why;
+    ASSERT_EQ(kit_look(s, 1, &p, &why), 1);
+    p->e->part[0][p->e->layout.score_off] ^= 1;
+    ASSERT_EQ(kit_look(s, 1, &p, &why), 0);
+    ASSERT_EQ(why, STORE_MISS_CORRUPT);
+    ASSERT_EQ(kit_stats(s).corrupt, 1);
+    store_pin_release(p);
+    store_destroy(s);
+}
+
+/* The copy below is not RAM's: it is checked as it comes, and serves on. */
+TEST(a_copy_below_outlives_the_rotten_one)
+{
+    struct mock *m = mock_create("near", false);
+    struct store *s = read_once(&kit_large, m, 1);
+    struct tier_key k = kit_key(&kit_large, 1);
+    struct store_pin *p;
+    enum store_miss why;
+    ASSERT_EQ(kit_look(s, 1, &p, &why), 1);
+    rot(p, 2);
+    store_pin_release(p);
+    checks_go(s, false);
+    kit_checked(s);
+    ASSERT_EQ(kit_stats(s).corrupt, 1);
+    ASSERT_EQ(mock_has(m, &k), 1);
+    ASSERT_EQ(kit_look(s, 1, &p, &why), 1);
+    ASSERT_STREQ(store_pin_tier(p), "near");
+    ASSERT_EQ(kit_check(s, p, 1), 0);
+    store_pin_release(p);
+    kit_flush(s);
+    store_destroy(s);
+}
+
+/* Uses that read no layer do not make one trusted: whoever reads it first checks it, by its tag. */
+TEST(what_came_and_was_never_read_is_checked_by_its_reader)
+{
+    struct mock *m;
+    struct store *s = cold(&kit_small, our_key, 1, &m);
+    struct tier_key k = kit_key(&kit_small, 1);
+    struct store_pin *p;
+    enum store_miss why;
+    struct bytes b;
+    bytes_of(m, &k, &b);
+    record_group(b.part, &b.v.layout, 1)[5] ^= 1;
+    s->checks.every_ns = 0;
+    for (int i = 0; i < 3; i++) {
+        ASSERT_EQ(kit_look(s, 1, &p, &why), 1);
+        if (i < 2) store_pin_release(p);
+        kit_flush(s);
+        kit_checked(s);
+    }
+    ASSERT_EQ(kit_stats(s).corrupt, 0);
+    ASSERT_EQ(kit_check_layer(s, p, 1, 1), 0);
+    ASSERT_EQ(kit_check_layer(s, p, 1, 2), -EBADMSG);
+    store_pin_release(p);
+    ASSERT_EQ(kit_stats(s).corrupt, 1);
+    ASSERT_EQ(mock_has(m, &k), 0);
+    ASSERT_EQ(kit_why(s, 1), STORE_MISS_CORRUPT);
+    store_destroy(s);
+}
+
+/* Removed, replaced, and at the store's end. */
+TEST(records_leave_the_queue_as_they_please)
+{
+    struct store *s = read_once(&kit_small, NULL, 4);
+    struct tier_key k1 = kit_key(&kit_small, 1), k2 = kit_key(&kit_small, 2);
+    struct store_writer *w;
+    for (int i = 1; i <= 4; i++)
+        ASSERT_EQ(kit_why(s, i), -1);
+    ASSERT_EQ(store_evict(s, &k1, NULL), 1);
+    ASSERT_EQ(store_revise(s, &k2, &w), 1);
+    ASSERT_OK(store_commit(w));
+    int n = 0;
+    for (struct entry_link *l = s->checks.queue.next; l != &s->checks.queue; l = l->next)
+        n++;
+    ASSERT_EQ(n, 2);
+    ASSERT_EQ(kit_why(s, 2), -1);
+    store_destroy(s);
+}
+
+/* Much to look at, all at once: the thread has a twentieth of the time at most. */
+TEST(checks_take_a_bounded_share_of_a_core)
+{
+    enum { N = 18 }; /* 54 MiB */
+    struct store *s = read_once(&kit_large, NULL, N);
+    struct timespec cpu[2];
+    clockid_t id;
+    ASSERT_EQ(pthread_getcpuclockid(s->thread, &id), 0);
+    for (int i = 1; i <= N; i++)
+        ASSERT_EQ(kit_why(s, i), -1);
+    (void)clock_gettime(id, &cpu[0]);
+    uint64_t start = clock_ns();
+    checks_go(s, false);
+    kit_checked(s);
+    double wall_ms = clock_ms_since(start);
+    (void)clock_gettime(id, &cpu[1]);
+    double cpu_ms = (double)(cpu[1].tv_sec - cpu[0].tv_sec) * 1e3 +
+                    (double)(cpu[1].tv_nsec - cpu[0].tv_nsec) / 1e6;
+    (void)printf("# %.1f ms of %.0f\n", cpu_ms, wall_ms);
+    ASSERT_TRUE(wall_ms > 10 * cpu_ms);
+    ASSERT_EQ(kit_stats(s).corrupt, 0);
+    store_destroy(s);
+}

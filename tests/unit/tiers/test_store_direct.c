@@ -174,6 +174,40 @@ TEST(nothing_damaged_goes_up)
     rig_close(&r);
 }
 
+/* To read on in RAM is a use of that copy, too. */
+TEST(what_was_read_on_in_ram_is_looked_at)
+{
+    struct rig r = rig_open(4);
+    struct tier_key key = kit_key(&kit_large, 1);
+    struct store_pin *p, *q;
+    const void *k, *v;
+    ASSERT_EQ(kit_put(r.s, 1), 1);
+    use(&r, 1, "ram");
+    ASSERT_STREQ(from(&r, 1, &q), "ram");
+    store_pin_release(q);
+    ASSERT_OK(store_flush(r.s, clock_ns() + 60000000000u));
+    kit_checked(r.s);
+    pthread_mutex_lock(&r.s->m);
+    struct entry *e = entry_find(r.s, &key);
+    pthread_mutex_unlock(&r.s->m);
+    ASSERT_STREQ(from(&r, 1, &p), "gpu");
+    record_group(e->part, &e->layout, 2)[7] ^= 1;
+    r.s->checks.every_ns = 0;
+    int32_t frame[4];
+    for (int i = 0; i < 4; i++)
+        frame[i] = tier_gpu_lend(r.t);
+    ASSERT_OK(store_pin_layer(p, 1, &k, &v));
+    ASSERT_STREQ(store_pin_tier(p), "ram");
+    kit_checked(r.s);
+    ASSERT_ERR(store_pin_layer(p, 3, &k, &v), -EBADMSG);
+    store_pin_release(p);
+    ASSERT_TRUE(!store_in_ram(r.s, &key));
+    ASSERT_EQ(kit_stats(r.s).corrupt, 1);
+    for (int i = 0; i < 4; i++)
+        tier_gpu_take_back(r.t, frame[i]);
+    rig_close(&r);
+}
+
 static struct store_writer *revise(struct rig *r, int rows, uint32_t n)
 {
     struct tier_key k = kit_key(&kit_large, 1);
