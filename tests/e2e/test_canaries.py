@@ -3,8 +3,8 @@
 hold only the other chunk, reused as it is stored.
 
 Leak of a secret: how much likelier, in nats over all of its tokens, the record behind it makes it than records of the same
-chunk behind the same neighbour with other secrets of the same form do, in the mean. KVBLEND_CANARIES: secrets of each kind
-(2 to 8)."""
+chunk behind the same neighbour with other secrets of the same form do, in the mean. KVBLEND_CANARIES, secrets of each kind (2 to 8): all kinds, contexts and chunks, as docs/security.md has
+them (ten minutes for 2); without it two kinds and two contexts, which take a minute or two."""
 import json
 import math
 import os
@@ -15,6 +15,7 @@ import tempfile
 from harness import KVBLEND, ROOT, WORKER, gateway, main, need, real_model, until
 
 need(KVBLEND, WORKER)
+ALL = "KVBLEND_CANARIES" in os.environ
 N = int(os.environ.get("KVBLEND_CANARIES", "2"))
 BOUND = 0.1  # of what the neighbour in the prompt tells; measured: 0.03 at most (docs/security.md)
 BIAS = 20  # of logits: brings a token among the reported ones
@@ -39,6 +40,8 @@ KINDS = {
              "The archive keeps the papers of the council since 1820. Readers ask at the desk for the password, which opens the "
              "catalogue, and wear gloves. The password of the archive is known to the staff alone."),
 }
+if not ALL:
+    KINDS = {kind: KINDS[kind] for kind in ("code", "word")}
 
 
 def secrets_of(kind):
@@ -183,7 +186,7 @@ def check(contexts):
     with Asked(contexts) as asked:
         whole = check_measure(asked)
         for way in WAYS:
-            for which in ("topic", "crafted", "other"):
+            for which in ("topic", "crafted", "other") if ALL else ("topic", "crafted"):
                 found = leaks(asked, way, which)
                 assert statistics.fmean(x for _, x, _ in found) < BOUND * whole, found
                 kinds = " ".join(f"{k} {interval([x for kind, x, _ in found if kind == k])}" for k in KINDS)
@@ -194,8 +197,9 @@ def check(contexts):
                 assert not shown, shown
 
 
-def test_one_context():
-    check(1)
+if ALL:
+    def test_one_context():
+        check(1)
 
 
 def test_two_contexts():
