@@ -108,7 +108,7 @@ static __global__ void load(struct cu_kv kv, int32_t pos0, const char *k, const 
     }
 }
 
-/* ---- the same by 16 bytes: 8 values of a head's first half and those that they rotate with ---- */
+/* ---- the same by 16 bytes: 8 values of a head's first half, and those they rotate with ---- */
 
 enum { EIGHT = 8 };
 struct eight {

@@ -596,9 +596,9 @@ TEST(a_kernel_that_is_given_the_hosts_memory_ends_the_process)
     ASSERT_TRUE(child_of(give_the_hosts_memory) != 0);
 }
 
-/* Prompts of ever other lengths ask for ever other sizes: what is spare serves those that are not much smaller,
- * and goes back before a request fails for want of memory (an H100 refused every prompt whose length it had
- * not seen before, once forty lengths had been). */
+/* Prompts of ever other lengths ask for ever other sizes: what is spare serves those that are not
+ * much smaller, and goes back before a request fails for want of memory (an H100 refused every
+ * prompt whose length it had not seen before, once forty lengths had been). */
 TEST(memory_of_other_sizes_is_found_again_or_given_back)
 {
     enum { UNIT = 4096, LENGTHS = 40 };
@@ -613,8 +613,7 @@ TEST(memory_of_other_sizes_is_found_again_or_given_back)
         kn_mem_free(d, p);
     }
     ASSERT_EQ(kn_dev_memory(d).n_allocs - allocs, 1);
-    for (size_t i = 0; i < 3 * LENGTHS;
-         i++) { /* longer than all before it, until there is no room for two */
+    for (size_t i = 0; i < 3 * LENGTHS; i++) { /* longer than before, until two have no room */
         void *p = kn_mem_alloc(d, KN_MEM_DEVICE, (2 * LENGTHS + i) * UNIT);
         ASSERT_TRUE(p != NULL);
         kn_mem_free(d, p);
