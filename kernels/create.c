@@ -45,13 +45,15 @@ static int create(const struct kn_dev_opts *opts, struct kn_dev **ret_dev, struc
     struct kn_dev_opts o = *opts;
     const char *name = o.device && *o.device ? o.device : "cpu";
     const bool cpu = strcmp(name, "cpu") == 0;
+    const char *kind = strncmp(name, "host", 4) == 0 ? "hostcuda" : "cuda";
+    const size_t n = strlen(kind);
     char rest;
     int index = 0, r = plain_weights(&o, cpu, err);
     if (r < 0) return r;
     if (cpu) return kn_cpu_create(&o, ret_dev, err);
-    if (strcmp(name, "hostcuda") == 0) return create_apart(&o, "hostcuda", 0, ret_dev, err);
-    if (strcmp(name, "cuda") == 0 || (sscanf(name, "cuda:%3d%c", &index, &rest) == 1 && index >= 0))
-        return create_apart(&o, "cuda", index, ret_dev, err);
+    if (strncmp(name, kind, n) == 0 &&
+        (!name[n] || (sscanf(name + n, ":%3d%c", &index, &rest) == 1 && index >= 0)))
+        return create_apart(&o, kind, index, ret_dev, err);
     return err_set(err, -EINVAL, "device \"%.60s\" is unknown (known: cpu, cuda, cuda:N)", name);
 }
 

@@ -5,6 +5,7 @@
 
 #include "base/log.h"
 #include "base/redis/registry.h"
+#include "base/rng.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,6 +34,8 @@ static const struct opt_def process_defs[] = {
      "PEM file with its private key; default: in --tls-cert."},
     {"drain-timeout", OPT_DURATION, "120s", 0, 0, NULL, "How long SIGTERM waits for requests."},
     {"log-level", OPT_ENUM, "info", 0, 0, "error|warn|notice|info|debug", "Least level logged."},
+    {"list-devices", OPT_BOOL, "false", 0, 0, NULL,
+     "Print the GPUs of --device that can be opened, a line each, and end."},
     {"version", OPT_BOOL, "false", 0, 0, NULL, "Print the version and end."},
     {0}};
 
@@ -46,6 +49,45 @@ static int print_help(const struct opts *o)
     if (rc >= 0) (void)fwrite(b.data, 1, b.len, stdout);
     buf_fini(&b);
     return rc < 0 ? rc : 1;
+}
+
+/* A kernel that this build has no code for on a GPU shows here, not with the first request. */
+static int try_kernel(struct kn_dev *d)
+{
+    enum { SIDE = 64 };
+    const struct rng_field values = {.seed = 1, .scale = 1};
+    struct kn_mat *w = NULL;
+    int rc = kn_mat_create(d, SIDE, SIDE, &w);
+
+    if (rc == 0) rc = kn_mat_random(w, 0, SIDE, &values);
+    if (rc == 0) rc = kn_mat_done(w);
+    kn_mat_destroy(w);
+    return rc;
+}
+
+/* "cuda:0 NVIDIA H200" … for a gateway, which links no kernels: of all GPUs, or of those named. Why
+ * one that is wanted is not there stands on standard error; auto wants none. */
+static int list_devices(const char *text)
+{
+    struct wk_devices asked;
+
+    (void)wk_parse_devices(text, &asked);
+    for (unsigned i = 0; i < (asked.n ? asked.n : WK_DEVICES_MAX); i++) {
+        struct kn_dev *d = NULL;
+        struct err e = {0};
+        char name[32];
+        (void)snprintf(name, sizeof name, "%s:%u", asked.kind ? asked.kind : "cuda",
+                       asked.n ? asked.number[i] : i);
+        int rc = kn_dev_create(&(struct kn_dev_opts){.device = name}, &d, &e);
+        if (rc == 0 && (rc = try_kernel(d)) < 0)
+            (void)err_set(&e, rc, "%s cannot run a kernel (%s)", name, err_name(rc));
+        if (rc == 0)
+            (void)printf("%s\n", kn_info(d)->device);
+        else if (asked.n || (i == 0 && asked.kind))
+            (void)fprintf(stderr, "kvblend-worker: %s\n", e.msg);
+        kn_dev_destroy(d);
+    }
+    return 1;
 }
 
 static const char *or_null(const char *s)
@@ -247,6 +289,13 @@ static void fini_forms(struct wk_opts *o)
 /* What a single value cannot show. */
 static int check_together(const struct opts *o, struct err *err)
 {
+    struct wk_devices devices;
+
+    (void)wk_parse_devices(opt_str(o, "device"), &devices);
+    if (devices.several)
+        return err_set(
+            err, -EINVAL,
+            "--device: a worker computes on one device; auto and several are a gateway's");
     if (opt_bool(o, "admin-tcp") && !*opt_str(o, "api-key"))
         return err_set(err, -EINVAL,
                        "--admin-tcp needs --api-key: whoever reaches it could else do anything");
@@ -308,6 +357,7 @@ int wk_opts_read(int argc, char **argv, struct wk_opts *ret, struct err *err)
         (void)printf("kvblend-worker %s\n", KV_VERSION);
         rc = 1;
     }
+    if (rc == 0 && opt_bool(o, "list-devices")) rc = list_devices(opt_str(o, "device"));
     if (rc == 0) rc = take_all(ret, o, err);
     if (rc == 0)
         warn(o, &from);

@@ -1,5 +1,7 @@
 #include "worker/opts_table.h"
 
+#include "base/buf.h"
+
 #include <errno.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -30,6 +32,19 @@ int wk_parse_nvme(const char *text, struct wk_nvme *ret)
         return -EINVAL;
     ret->path_len = (size_t)((colon ? colon : end) - text);
     return ret->path_len > 0 ? 0 : -EINVAL;
+}
+
+void wk_share_nvme(const char *text, unsigned number, unsigned n_shares, struct buf *out)
+{
+    struct wk_nvme f = {0};
+    if (wk_parse_nvme(text, &f) < 0 || !f.bytes) {
+        (void)buf_adds(out, text);
+        return;
+    }
+    const unsigned long long a_day = f.write_bytes_per_day / n_shares;
+    (void)buf_addf(out, "%.*s.%u:%llu", (int)f.path_len, text, number,
+                   (unsigned long long)f.bytes / n_shares);
+    if (a_day) (void)buf_addf(out, ":%llu/d", a_day);
 }
 
 /* "ram:SIZE", "nvme:SIZE", "ttl:DURATION" or "contexts:off". */
@@ -105,6 +120,28 @@ int wk_parse_strategy(const char *text, bool *ret_always, enum pol_strategy *ret
     return pol_strategy_parse(name, ret_strategy) ? 0 : -EINVAL;
 }
 
+int wk_parse_devices(const char *text, struct wk_devices *ret)
+{
+    char copy[512], *rest = copy, *number;
+    int64_t v;
+    *ret = (struct wk_devices){.several = strcmp(text, "auto") == 0};
+    if (ret->several || strcmp(text, "cpu") == 0) return 0;
+    ret->kind = strncmp(text, "host", 4) == 0 ? "hostcuda" : "cuda";
+    const size_t n = strlen(ret->kind);
+    if (strncmp(text, ret->kind, n) != 0 || strlen(text) >= sizeof copy) return -EINVAL;
+    if (!text[n]) return 0;
+    memcpy(copy, text + n + 1, strlen(text + n));
+    while ((number = strsep(&rest, ",")) != NULL) {
+        if (opt_parse_int(number, &v) < 0 || v < 0 || v > 999 || ret->n == WK_DEVICES_MAX)
+            return -EINVAL;
+        for (unsigned i = 0; i < ret->n; i++)
+            if (ret->number[i] == v) return -EINVAL;
+        ret->number[ret->n++] = (unsigned)v;
+    }
+    ret->several = ret->n > 1;
+    return text[n] == ':' ? 0 : -EINVAL;
+}
+
 /* ---- as checks of the table ---- */
 
 /* A device has a size of its own. */
@@ -131,6 +168,12 @@ static bool is_strategy(const char *text)
     enum pol_strategy strategy;
     bool always;
     return wk_parse_strategy(text, &always, &strategy) == 0;
+}
+
+static bool is_devices(const char *text)
+{
+    struct wk_devices devices;
+    return wk_parse_devices(text, &devices) == 0;
 }
 
 static bool is_kv_pages(const char *text)
@@ -184,7 +227,10 @@ const struct opt_def wk_opts_table[] = {
     {"kv-dtype", OPT_ENUM, "auto", 0, 0, "auto|f32|f16|bf16|q8",
      "Stored KV; auto: f32 for F32 files, else f16; q8: 8 bits, half of f16."},
     {"threads", OPT_INT, "0", 0, 4096, NULL, "Compute threads; 0 = all cores."},
-    {"device", OPT_STR, "cpu", 0, 0, NULL, "What computes: cpu, cuda, or cuda:N for GPU number N."},
+    {"device", OPT_STR, "cpu", 0, 0, "auto|cpu|cuda[:N,…]",
+     "What computes: cpu, cuda (GPU 0), or cuda:N. Of a gateway: cuda:0,1 starts a worker on each "
+     "of these GPUs, auto one on each that there is, else one on the CPU.",
+     .check = is_devices},
     {"ctx", OPT_INT, "0", 0, 1 << 24, NULL, "Context in tokens; 0 = the model's."},
     {"chat-template", OPT_STR, NULL, 0, 0, NULL, "Chat format by name instead of the file's."},
     {"served-model-name", OPT_STR, NULL, 0, 0, NULL,

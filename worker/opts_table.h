@@ -9,6 +9,7 @@
 #include "base/opt.h"
 #include "policy/strategy.h"
 
+struct buf;
 extern const struct opt_def wk_opts_table[]; /* ended by {0} */
 
 /* ---- the inner forms of some of its texts; 0 or -EINVAL ---- */
@@ -19,6 +20,8 @@ struct
     uint64_t write_bytes_per_day; /* 0: not said */
 };
 int wk_parse_nvme(const char *text, struct wk_nvme *ret);
+/* As worker `number` has it: PATH.number, its sizes divided; a device as it stands. */
+void wk_share_nvme(const char *text, unsigned number, unsigned n_shares, struct buf *out);
 struct wk_limits {
     const char *ns;
     size_t ns_len;                  /* of what ns points to; 0: of all namespaces, no sizes */
@@ -27,6 +30,13 @@ struct wk_limits {
     bool has_ttl, contexts_off;     /* off: no record is merged, within the namespace either */
 };
 int wk_parse_limits(const char *text, struct wk_limits *ret);
+enum { WK_DEVICES_MAX = 64 };
+struct wk_devices {
+    const char *kind;                   /* "cuda"; "hostcuda": its emulation; NULL: "cpu", "auto" */
+    unsigned n, number[WK_DEVICES_MAX]; /* those that are named, each once */
+    bool several;                       /* more than one, or "auto" */
+};
+int wk_parse_devices(const char *text, struct wk_devices *ret);
 int wk_parse_kv_pages(const char *text, uint64_t *ret_bytes, uint64_t *ret_reserve); /* 0: auto */
 int wk_parse_guard(const char *text, double *ret_share, double *ret_kl); /* kl 0: by the profile */
 /* *ret_strategy POL_AUTO: the profile's; always: without the controller. */

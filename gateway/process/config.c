@@ -159,12 +159,25 @@ static void warn_of_variables(const struct gw_config *c, const struct opt_args *
     buf_fini(&names);
 }
 
+static void check_devices(const struct gw_config *c, struct buf *out)
+{
+    struct wk_devices d;
+    struct wk_nvme f;
+    (void)wk_parse_devices(opt_str(c->opts, "worker.device"), &d);
+    if (!d.several) return;
+    if (c->worker_count > 1)
+        (void)buf_adds(out, "worker.count: worker.device is a worker for each GPU already\n");
+    if (wk_parse_nvme(opt_str(c->opts, "worker.nvme"), &f) == 0 && !f.bytes)
+        (void)buf_adds(out, "worker.nvme: workers of several GPUs cannot share a block device\n");
+}
+
 static int check_whole(const struct gw_config *c, struct buf *out)
 {
     const size_t before = out->len;
     check_listen(c, out);
     check_registry(c, out);
     check_paths(c, out);
+    check_devices(c, out);
     for (size_t i = 0; i < c->cors_origins.n; i++)
         if (!gw_cors_pattern_ok(c->cors_origins.v[i]))
             (void)buf_addf(out,
@@ -240,47 +253,47 @@ static char **worker_values(const struct gw_config *c, const struct opt_def *d, 
     return values;
 }
 
-/* "--NAME=VALUE" behind those in out; suffix: goes behind the path of PATH:SIZE. */
-static int add_worker_arg(struct arena *a, const char *name, const char *value, const char *suffix,
-                          const char **out)
+/* "--NAME=VALUE"; NULL and 0: the worker's own default. value NULL: none was given. */
+static int worker_arg(const struct gw_config *c, const struct gw_worker_share *s, const char *name,
+                      const char *value, struct arena *a, const char **out)
 {
+    const long cores = sysconf(_SC_NPROCESSORS_ONLN);
     struct buf b = BUF_INIT;
-    struct wk_nvme file = {0};
-    if (*suffix) (void)wk_parse_nvme(value, &file);
-    if (!file.bytes) suffix = ""; /* a device is whole */
-    (void)buf_addf(&b, "--%s=%.*s%s%s", name, (int)file.path_len, value, suffix,
-                   value + file.path_len);
-    *out = buf_status(&b) < 0 ? NULL : arena_strndup(a, b.data, b.len);
+    (void)buf_addf(&b, "--%s=", name);
+    const size_t bare = b.len;
+    if (s->device && strcmp(name, "device") == 0)
+        (void)buf_adds(&b, s->device);
+    else if (s->device && strcmp(name, "ram") == 0)
+        (void)buf_addf(&b, "%llu", (unsigned long long)opt_size(c->opts, "worker.ram") / s->n);
+    else if (value && s->n > 1 && strcmp(name, "nvme") == 0)
+        wk_share_nvme(value, s->number, s->device ? s->n : 1, &b);
+    else if (value)
+        (void)buf_adds(&b, value);
+    else if (s->n > 1 && strcmp(name, "threads") == 0 && cores > 0)
+        (void)buf_addf(&b, "%ld", cores > (long)s->n ? cores / (long)s->n : 1);
+    const bool any = b.len > bare;
+    *out = any ? arena_strndup(a, b.data, b.len) : NULL;
+    const int r = buf_status(&b) < 0 || (any && !*out) ? -ENOMEM : any;
     buf_fini(&b);
-    return *out ? 1 : -ENOMEM;
+    return r;
 }
 
-int gw_config_worker_args(const struct gw_config *c, unsigned number, struct arena *a,
-                          const char **out, size_t cap)
+int gw_config_worker_args(const struct gw_config *c, const struct gw_worker_share *share,
+                          struct arena *a, const char **out, size_t cap)
 {
-    const bool several = c->worker_count > 1;
-    const long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    char suffix[16] = "", text[24];
-    size_t n = 0;
-    int r = add_worker_arg(a, "log-level", c->log_level, "", out);
-    for (const struct opt_def *d = wk_opts_table; d->name && r >= 0; d++) {
+    int n = worker_arg(c, share, "log-level", c->log_level, a, out);
+    for (const struct opt_def *d = wk_opts_table; d->name && n >= 0; d++) {
         size_t n_values;
         char **value = worker_values(c, d, &n_values);
-        if (several && strcmp(d->name, "nvme") == 0)
-            (void)snprintf(suffix, sizeof suffix, ".%u", number);
-        else
-            suffix[0] = '\0';
-        for (size_t i = 0; i < n_values && r >= 0 && !(d->props & OPT_SECRET); i++) {
-            if (++n + 2 > cap) return -ERANGE;
-            r = add_worker_arg(a, d->name, value[i], suffix, out + n);
+        if (d->props & OPT_SECRET) continue;
+        for (size_t i = 0; i == 0 || i < n_values; i++) {
+            if ((size_t)n + 2 > cap) return -ERANGE;
+            int r = worker_arg(c, share, d->name, n_values ? value[i] : NULL, a, out + n);
+            if (r < 0) return r;
+            n += r;
         }
     }
-    if (r >= 0 && several && !opt_given(c->opts, "worker.threads") && cores > 0) {
-        const long share = cores / (long)c->worker_count;
-        (void)snprintf(text, sizeof text, "%ld", share > 0 ? share : 1);
-        r = add_worker_arg(a, "threads", text, "", out + ++n);
-    }
-    return r < 0 ? r : (int)n + 1;
+    return n;
 }
 
 int gw_config_worker_env(const struct gw_config *c)

@@ -166,11 +166,14 @@ int gw_config_load(int argc, char *const *argv, char *const *envp, struct gw_con
  */
 void gw_config_read_yaml(struct opts *o, const char *path);
 void gw_config_free(struct gw_config *c);
-/* The flags of own worker `number`, "--ram=4GiB", …, from the arena: one of several workers has
- * PATH.N of --nvme and, where no --threads was given, its share of the cores. Their number;
- * -ERANGE: more than cap; -ENOMEM. */
-int gw_config_worker_args(const struct gw_config *c, unsigned number, struct arena *a,
-                          const char **out, size_t cap);
+struct gw_worker_share { /* one own worker of n */
+    unsigned number, n;
+    const char *device; /* its own of several, which divide --ram and --nvme; NULL: worker.device */
+};
+/* Its flags, "--ram=4GiB", …, from the arena: one of several has PATH.N of --nvme and, where no
+ * --threads was given, its share of the cores. Their number; -ERANGE: more than cap; -ENOMEM. */
+int gw_config_worker_args(const struct gw_config *c, const struct gw_worker_share *share,
+                          struct arena *a, const char **out, size_t cap);
 /* Secrets among its options come by its environment: sets variables of this process. */
 int gw_config_worker_env(const struct gw_config *c);
 int gw_config_help(struct buf *out);

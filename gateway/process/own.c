@@ -10,10 +10,12 @@
 #include "gateway/process/config.h"
 #include "gateway/process/places.h"
 #include "gateway/process/stats.h"
+#include "worker/opts_table.h"
 
 #include <fcntl.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -22,6 +24,7 @@
 enum {
     ARGS_MAX = 512,
     OWN_MAX = 64,
+    ASK_S = 60,      /* chosen: a driver that nobody keeps loaded takes seconds for each GPU */
     HANG_MS = 60000, /* chosen: a worker answers health checks beside all that it computes */
     BACKOFF_MIN_MS = 100,
     BACKOFF_MAX_MS = 10000,
@@ -31,9 +34,9 @@ enum {
 struct own_one { /* a process, started again whenever it ends */
     struct gw_own *own;
     const char *const *argv; /* in the arena */
-    char *address;
-    unsigned target; /* the fleet's index */
-    atomic_int pid;  /* 0: none runs */
+    char address[160];       /* longer than a socket's may be */
+    unsigned target;         /* the fleet's index */
+    atomic_int pid;          /* 0: none runs */
     atomic_uint n_starts;
     int lifeline; /* write end of the worker's standard input: closes when the gateway dies */
     unsigned backoff_ms;
@@ -44,7 +47,8 @@ struct own_one { /* a process, started again whenever it ends */
 };
 struct gw_own {
     struct gw_own_setup setup;
-    unsigned n, n_stopped;
+    unsigned n, n_stopped, n_wanted;
+    const char *device[OWN_MAX]; /* in the arena; NULL: worker.device as it stands */
     struct buf dir, bin, model;
     struct arena args;
     struct own_one one[OWN_MAX];
@@ -162,6 +166,48 @@ static void process_ended(struct own_one *x, int status)
     schedule_restart(x);
 }
 
+/* ---- devices ---- */
+
+/* How many can be opened, by the worker's word: no driver is loaded here. Waits. */
+static unsigned ask_devices(struct gw_own *o, const char *which)
+{
+    const char *const argv[] = {buf_cstr(&o->bin), "--device", which, "--list-devices", NULL};
+    char line[256];
+    unsigned n = 0;
+    int fd[2];
+    if (pipe2(fd, O_CLOEXEC) < 0) return 0;
+    pid_t pid = fork();
+    if (pid == 0) {
+        (void)dup2(fd[1], STDOUT_FILENO);
+        (void)alarm(ASK_S); /* which it keeps */
+        (void)execv(argv[0], (char *const *)(uintptr_t)argv);
+        _exit(127);
+    }
+    (void)close(fd[1]);
+    FILE *f = fdopen(fd[0], "r");
+    while (f && n < OWN_MAX && fgets(line, sizeof line, f)) {
+        log_event(LOG_INFO, "device.found", "device=\"%.*s\"", (int)strcspn(line, "\n"), line);
+        if ((o->device[n] = arena_strndup(&o->args, line, strcspn(line, " \n")))) n++;
+    }
+    (void)(f ? fclose(f) : close(fd[0]));
+    if (pid > 0) (void)waitpid(pid, NULL, 0);
+    return n;
+}
+
+static int find_devices(struct gw_own *o, const struct gw_config *c, struct err *err)
+{
+    const char *which = opt_str(c->opts, "worker.device");
+    struct wk_devices asked;
+    (void)wk_parse_devices(which, &asked);
+    o->n_wanted = asked.several ? ask_devices(o, which) : c->worker_count;
+    if (o->n_wanted < asked.n)
+        return err_set(err, -ENODEV, "device: not all of %s can be used; the worker says above why",
+                       which);
+    if (o->n_wanted == 0) log_event(LOG_INFO, "device.none", "device=cpu");
+    if (o->n_wanted == 0) o->device[o->n_wanted++] = "cpu";
+    return 0;
+}
+
 /* ---- life ---- */
 
 static const char *const *make_args(struct gw_own *o, const struct gw_config *c,
@@ -170,7 +216,8 @@ static const char *const *make_args(struct gw_own *o, const struct gw_config *c,
     enum { N_OWN = 5 };
     const char *args[ARGS_MAX] = {buf_cstr(&o->bin), "--model", buf_cstr(&o->model), "--listen",
                                   address};
-    int n = gw_config_worker_args(c, o->n, &o->args, args + N_OWN, ARGS_MAX - N_OWN - 1);
+    const struct gw_worker_share share = {o->n, o->n_wanted, o->device[o->n]};
+    int n = gw_config_worker_args(c, &share, &o->args, args + N_OWN, ARGS_MAX - N_OWN - 1);
     const size_t bytes = (size_t)(N_OWN + (n < 0 ? 0 : n) + 1) * sizeof *args;
     const char **copy = n < 0 ? NULL : arena_alloc(&o->args, bytes);
     if (copy) memcpy(copy, args, bytes); /* with the NULL at its end */
@@ -180,16 +227,12 @@ static const char *const *make_args(struct gw_own *o, const struct gw_config *c,
 static int start_one(struct gw_own *o, const struct gw_config *c, struct err *err)
 {
     struct own_one *x = &o->one[o->n];
-    struct buf address = BUF_INIT;
-    (void)buf_addf(&address, "unix:%s/worker", buf_cstr(&o->dir));
-    if (o->n > 0) (void)buf_addf(&address, "-%u", o->n);
-    (void)buf_adds(&address, ".sock");
+    char number[16] = "";
+    if (o->n > 0) (void)snprintf(number, sizeof number, "-%u", o->n);
+    (void)snprintf(x->address, sizeof x->address, "unix:%s/worker%s.sock", buf_cstr(&o->dir),
+                   number);
     x->own = o;
     x->backoff_ms = BACKOFF_MIN_MS;
-    x->address =
-        buf_status(&address) == 0 ? arena_strndup(&o->args, address.data, address.len) : NULL;
-    buf_fini(&address);
-    if (!x->address) return -ENOMEM;
     x->argv = make_args(o, c, x->address);
     o->n++;
     int r = x->argv ? gw_fleet_add_worker(o->setup.fleet, x->address, true, &x->target) : -ENOMEM;
@@ -212,7 +255,8 @@ int gw_own_create(const struct gw_own_setup *setup, struct gw_own **ret, struct 
         log_event(LOG_NOTICE, "model.found", "path=\"%s\"", buf_cstr(&o->model));
     if (r == 0) r = gw_rundir_private(setup->run_dir, &o->dir, err);
     if (r == 0) r = gw_config_worker_env(c);
-    for (unsigned i = 0; r == 0 && i < c->worker_count && i < OWN_MAX; i++)
+    if (r == 0) r = find_devices(o, c, err);
+    for (unsigned i = 0; r == 0 && i < o->n_wanted; i++)
         r = start_one(o, c, err);
     if (r < 0)
         gw_own_destroy(o);

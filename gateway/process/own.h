@@ -1,13 +1,13 @@
 /* own: the gateway's own workers: several processes of one model, each with a socket of its own.
  *
- * Each is started, watched and restarted by itself. A worker dies with the gateway however that
- * dies: the kernel kills it (PR_SET_PDEATHSIG), and its standard input closes
- * (KVBLEND_EXIT_ON_STDIN_EOF). After a death it is started again, at first after 0.1 s, then with
- * doubled waits up to 10 s; a worker that served for half a minute starts the count afresh. When
- * all of them end by themselves with an error before any ever served (an unreadable model, say) and
- * no other target could serve, on_refused() says so. Life cycle: gw_own_create() → run →
- * gw_own_stop() → on_stopped() → gw_own_destroy(). Thread: the control loop's; gw_own_process():
- * any. */
+ * Each is started, watched and restarted by itself; of several devices each has one. A worker
+ * dies with the gateway however that dies: the kernel kills it (PR_SET_PDEATHSIG), and its
+ * standard input closes (KVBLEND_EXIT_ON_STDIN_EOF). After a death it is started again, at first
+ * after 0.1 s, then with doubled waits up to 10 s; a worker that served for half a minute starts
+ * the count afresh. When all of them end by themselves with an error before any ever served (an
+ * unreadable model, say) and no other target could serve, on_refused() says so. Life cycle:
+ * gw_own_create() → run → gw_own_stop() → on_stopped() → gw_own_destroy(). Thread: the control
+ * loop's; gw_own_process(): any. */
 #ifndef GATEWAY_PROCESS_OWN_H
 #define GATEWAY_PROCESS_OWN_H
 

@@ -5,8 +5,11 @@ they lie, one pool for records and running requests, a device that fails.
 The emulation runs some hundred tokens a second: prompts are short here.
 """
 import os
+import signal
+import subprocess
+import tempfile
 
-from harness import BUILD, KVBLEND, WORKER, gateway, main, need, read_until, until
+from harness import BUILD, KVBLEND, KVBLENDCTL, WORKER, Program, gateway, main, need, read_until, tiny_model, until
 from test_tiers import CHAT, ask, document, same, sources, tier_value, worker
 
 KERNELS = os.path.join(BUILD, "tests", "doubles")
@@ -128,6 +131,101 @@ def test_a_lost_device_is_said():
         held.close()
         assert p.proc.wait(60) == 3
         assert "device_lost" in p.log()
+
+
+# ---- a worker on each of several GPUs ----
+
+TWO = dict(ENV, KVBLEND_HOSTCUDA_DEVICES="2")
+
+
+def own_workers(g):
+    return g.admin_get("/admin/status")["workers"]
+
+
+def all_ready(g, n):
+    until(f"{n} workers are ready", lambda: [w["state"] for w in own_workers(g)] == ["ready"] * n)
+    return own_workers(g)
+
+
+def devices_of(workers):
+    return [w["status"]["compute"]["device"].split()[0] for w in workers]
+
+
+def test_each_gpu_has_a_worker():
+    with tempfile.TemporaryDirectory() as d, \
+            gateway("--device", "hostcuda:0,1", "--ram", "128MiB", "--nvme", f"{d}/tier:64MiB", "--guard", "0",
+                    env=TWO) as g:
+        workers = all_ready(g, 2)
+        assert devices_of(workers) == ["hostcuda:0", "hostcuda:1"], workers
+        assert sorted(os.listdir(d)) == ["tier.0", "tier.1"], os.listdir(d)
+        assert {os.path.getsize(f"{d}/tier.{i}") for i in (0, 1)} == {32 << 20}, "the space is the machine's"
+        page = g.metrics()
+        for i in (0, 1):
+            assert f'kvblend_tier_capacity_bytes{{worker="{i}",tier="ram"}} {64 << 20}' in page, page
+        held = [g.open(CHAT, dict(parts([i], max_tokens=400), ignore_eos=True, stream=True)) for i in (1, 2)]
+        for s in held:
+            assert b" 200 " in read_until(s, b"data: ")
+        assert [w["in_flight"] for w in own_workers(g)] == [1, 1]
+
+        os.kill(workers[1]["pid"], signal.SIGKILL)
+        until("it is seen", lambda: own_workers(g)[1]["state"] != "ready")
+        r = g.post(CHAT, parts([3]))  # meanwhile
+        assert r.status == 200, r.body
+        ends = [read_until(s, b"[DONE]", 1 << 24) for s in held]
+        assert [b'"error"' in e for e in ends] in ([False, True], [True, False]), ends
+        again = all_ready(g, 2)
+        assert again[1]["restarts"] == 1 and again[0]["pid"] == workers[0]["pid"], again
+        assert devices_of(again) == ["hostcuda:0", "hostcuda:1"], again
+        assert g.post(CHAT, parts([4])).status == 200
+        out = subprocess.run([KVBLENDCTL, "--admin", g.admin, "status"], capture_output=True, text=True, check=True,
+                             env=g.env).stdout
+        assert out.count("ready at unix:") == 2, out
+
+
+def ends(env, *args):
+    with Program([KVBLEND, "--listen", "127.0.0.1:0", "--model", tiny_model(), *args], env) as p:
+        assert p.proc.wait(60) == 1, p.log()
+        assert "worker.started" not in p.log(), p.log()
+        return p.log()
+
+
+def test_a_gpu_that_is_not_there():
+    log = ends(TWO, "--device", "hostcuda:0,9")
+    assert "not all of hostcuda:0,9 can be used" in log and "there is no CUDA device 9, this machine has 2" in log, log
+    log = ends(dict(ENV, KVBLEND_KERNELS_DIR="/nonexistent"), "--device", "cuda:0,1")
+    assert "not all of cuda:0,1 can be used" in log and "is not available" in log, log
+    one = Program([KVBLEND, "--listen", "127.0.0.1:0", "--model", tiny_model(), "--device", "hostcuda:9"], TWO)
+    with one:
+        assert one.proc.wait(60) == 1 and "there is no CUDA device 9" in one.log(), one.log()
+
+
+def test_auto_takes_what_there_is():
+    with tempfile.TemporaryDirectory() as d:
+        os.symlink(os.path.join(KERNELS, "libkn_hostcuda.so"), d + "/libkn_cuda.so")
+        with gateway("--device", "auto", "--ram", "64MiB", env=dict(TWO, KVBLEND_KERNELS_DIR=d)) as g:
+            assert devices_of(all_ready(g, 2)) == ["cuda:0", "cuda:1"]
+            assert g.log().count("device.found") == 2, g.log()
+            assert g.post(CHAT, parts([1])).status == 200
+    with gateway("--device", "auto", env={"KVBLEND_KERNELS_DIR": "/nonexistent"}) as g:
+        assert devices_of(all_ready(g, 1)) == ["cpu"]
+        said = [x for x in g.log().split("\n") if " kvblend device." in x or "kvblend-worker: " in x]
+        assert len(said) == 1 and " info kvblend device.none " in said[0], said
+
+
+def test_devices_are_listed():
+    def listed(device, **env):
+        r = subprocess.run([WORKER, "--device", device, "--list-devices"], capture_output=True, text=True, check=True,
+                           env=dict(os.environ, **env), timeout=60)
+        return [x.split()[0] for x in r.stdout.splitlines()], r.stderr
+    assert listed("hostcuda", **TWO) == (["hostcuda:0", "hostcuda:1"], "")
+    found, why = listed("hostcuda:1,5", **TWO)
+    assert found == ["hostcuda:1"] and "there is no CUDA device 5" in why, why
+    assert listed("auto", KVBLEND_KERNELS_DIR="/nonexistent") == ([], "")
+    found, why = listed("cuda", KVBLEND_KERNELS_DIR="/nonexistent")
+    assert not found and "libkn_cuda.so" in why, why
+    r = subprocess.run([WORKER, "--model", tiny_model(), "--device", "cuda:0,1"], capture_output=True, text=True,
+                       check=False, timeout=60)
+    assert r.returncode == 2 and "a worker computes on one device" in r.stderr, r.stderr
 
 
 if __name__ == "__main__":

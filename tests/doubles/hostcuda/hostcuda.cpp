@@ -466,7 +466,13 @@ struct hostcuda_event {
 namespace hostcuda
 {
 static std::set<cudaStream_t> streams;
-static int n_devices = 1;
+/* Processes that are tested as a whole are told by a variable. */
+static int devices_told()
+{
+    const char *n = getenv("KVBLEND_HOSTCUDA_DEVICES");
+    return n ? atoi(n) : 1;
+}
+static int n_devices = devices_told();
 static thread_local int device; /* the current one */
 static cudaError_t last_error;
 static long fails_after = -1; /* launches until the device is lost; -1 never */

@@ -357,6 +357,8 @@ TEST(addresses)
     }
 }
 
+static const struct gw_worker_share alone = {0, 1, NULL}, second = {1, 2, NULL};
+
 /* Secrets stay off the worker's command line. */
 TEST(tiers_of_the_worker)
 {
@@ -384,10 +386,10 @@ TEST(tiers_of_the_worker)
                                        "--access-log=/log",
                                        "--order=fifo"};
     const int n = sizeof want / sizeof want[0];
-    ASSERT_EQ(gw_config_worker_args(c, 0, &a, args, 80), n);
+    ASSERT_EQ(gw_config_worker_args(c, &alone, &a, args, 80), n);
     for (int i = 0; i < n; i++)
         ASSERT_STREQ(args[i], want[i]);
-    ASSERT_ERR(gw_config_worker_args(c, 0, &a, args, 5), -ERANGE);
+    ASSERT_ERR(gw_config_worker_args(c, &alone, &a, args, 5), -ERANGE);
     arena_fini(&a);
     ASSERT_OK(gw_config_worker_env(c));
     ASSERT_STREQ(getenv("KVBLEND_WORKER_SECRET"), "s3cret");
@@ -418,7 +420,7 @@ TEST(switches_of_the_worker_are_one_word)
     struct arena a;
     arena_init(&a);
     ASSERT_OK(load(&c, env, "--sandbox", "on"));
-    ASSERT_EQ(gw_config_worker_args(c, 0, &a, args, 80), 3);
+    ASSERT_EQ(gw_config_worker_args(c, &alone, &a, args, 80), 3);
     ASSERT_STREQ(args[1], "--strategy=always");
     ASSERT_STREQ(args[2], "--sandbox=on");
     arena_fini(&a);
@@ -436,7 +438,7 @@ TEST(worker_arguments_and_restart_keys)
     struct buf keys = BUF_INIT;
     arena_init(&memory);
     ASSERT_OK(load(&a, env, "--ram", "2GiB"));
-    ASSERT_EQ(gw_config_worker_args(a, 0, &memory, args, 80), 3);
+    ASSERT_EQ(gw_config_worker_args(a, &alone, &memory, args, 80), 3);
     ASSERT_STREQ(args[1], "--ram=2GiB");
     ASSERT_STREQ(args[2], "--threads=2");
     ASSERT_OK(load(&b, none, "--queue-limit", "3"));
@@ -457,10 +459,74 @@ TEST(workers_share_cores_but_no_file)
     struct arena a;
     arena_init(&a);
     ASSERT_OK(load(&c, env, "--nvme", "/a:b:1GiB"));
-    ASSERT_EQ(gw_config_worker_args(c, 1, &a, args, 80), 3);
-    ASSERT_STREQ(args[1], "--nvme=/a:b.1:1GiB");
+    ASSERT_EQ(gw_config_worker_args(c, &second, &a, args, 80), 3);
+    ASSERT_STREQ(args[1], "--nvme=/a:b.1:1073741824");
     ASSERT_TRUE(strncmp(args[2], "--threads=", 10) == 0);
     gw_config_free(c);
     arena_fini(&a);
+    buf_fini(&problems);
+}
+
+static void expect_args(const struct gw_config *c, const struct gw_worker_share *share,
+                        const char *const *want, int n)
+{
+    const char *args[80];
+    struct arena a;
+    arena_init(&a);
+    ASSERT_EQ(gw_config_worker_args(c, share, &a, args, 80), n + 1);
+    for (int i = 0; i < n; i++)
+        ASSERT_STREQ(args[1 + i], want[i]);
+    arena_fini(&a);
+}
+
+/* What is hard for the machine stays so however many GPUs it has. */
+TEST(workers_of_several_gpus_share_budgets)
+{
+    struct gw_config *c;
+    char *env[] = {"KVBLEND_DEVICE=cuda:0,2", "KVBLEND_NVME=/a:4GiB:6GiB/d", "KVBLEND_THREADS=3",
+                   NULL};
+    const struct gw_worker_share of_gpu = {1, 2, "cuda:2"}, only = {0, 1, "cpu"};
+    ASSERT_OK(load(&c, env, "--ram", "2GiB"));
+    expect_args(c, &of_gpu,
+                (const char *const[]){"--ram=1073741824", "--nvme=/a.1:2147483648:3221225472/d",
+                                      "--threads=3", "--device=cuda:2"},
+                4);
+    expect_args(c, &only,
+                (const char *const[]){"--ram=2147483648", "--nvme=/a:4GiB:6GiB/d", "--threads=3",
+                                      "--device=cpu"},
+                4);
+    gw_config_free(c);
+    char *none[] = {NULL};
+    ASSERT_OK(load(&c, none, "--device", "auto"));
+    expect_args(c, &only, (const char *const[]){"--ram=1073741824", "--device=cpu"}, 2);
+    gw_config_free(c);
+    ASSERT_OK(load(&c, none, "--device", "cuda:1"));
+    expect_args(c, &alone, (const char *const[]){"--device=cuda:1"}, 1);
+    gw_config_free(c);
+    buf_fini(&problems);
+}
+
+TEST(devices_have_a_form)
+{
+    struct gw_config *c;
+    static const char *const bad[] = {"cuda:x",  "cuda:",     "cuda:0,0", "cuda:0,", "cuda:-1",
+                                      "cuda:1x", "cuda:0 1",  "gpu",      "cpu:0",   "auto:0",
+                                      "cuda0",   "cuda:1000", "",         "cuda,0"};
+    static const char *const good[] = {"auto", "cpu", "cuda", "cuda:0", "cuda:0,1,3", "cuda:999"};
+    char *env[] = {NULL}, *two[] = {"KVBLEND_WORKER_COUNT=2", NULL};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        ASSERT_ERR(load(&c, env, "--device", bad[i]), -EINVAL);
+        ASSERT_TRUE(strstr(buf_cstr(&problems), "--device: expected auto|cpu|cuda[:N,…], found"));
+    }
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        ASSERT_OK(load(&c, env, "--device", good[i]));
+        gw_config_free(c);
+    }
+    for (size_t i = 0; i < 2; i++) {
+        ASSERT_ERR(load(&c, two, "--device", i ? "auto" : "cuda:0,1"), -EINVAL);
+        ASSERT_TRUE(strstr(buf_cstr(&problems), "worker.count: "));
+    }
+    ASSERT_OK(load(&c, two, "--device", "cuda:1"));
+    gw_config_free(c);
     buf_fini(&problems);
 }
