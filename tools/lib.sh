@@ -48,6 +48,21 @@ need_space() {
     [ "$free" -ge "$2" ] || die "the disk of $1 is full: $free MB are free, $2 are needed"
 }
 
+# Where CUDA is, as tools/gpu-check looks for it.
+cuda_root() {
+    local nvcc
+    nvcc=$(command -v nvcc || true)
+    printf '%s\n' "${CUDA_HOME:-${nvcc:+$(dirname "$(dirname "$(readlink -f "$nvcc")")")}}" | sed 's|^$|/usr/local/cuda|'
+}
+
+# The architecture of GPU 0, as 90: nothing without a GPU, a compiler for it, or one that is too old.
+gpu_arch() {
+    local arch
+    command -v nvidia-smi >/dev/null && [ -x "$(cuda_root)/bin/nvcc" ] || return 0
+    arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader -i 0 2>/dev/null | tr -d ' .') || return 0
+    [[ $arch =~ ^[0-9]+$ && $arch -ge 80 ]] && printf '%s\n' "$arch" || true
+}
+
 # Install whatever of the given packages is missing; quiet when nothing is.
 need_packages() {
     local missing=() p

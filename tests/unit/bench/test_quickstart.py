@@ -1,0 +1,96 @@
+"""tools/quickstart: what it builds and starts with and without a GPU, everything around it played by scripts."""
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+TOOLS = pathlib.Path(__file__).resolve().parents[3] / "tools"
+NOTE = "#!/bin/sh\necho \"${0##*/} $*\" >>\"$CALLS\"\n"
+PLAIN = ["build --no-packages --serve", "kvblend --model MODEL --listen 127.0.0.1:1 --metrics-public --log-level warn"]
+
+
+class Quickstart(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.root = pathlib.Path(self.folder.name)
+        self.calls = self.root / "calls"
+        for name in ("quickstart", "lib.sh"):
+            (self.root / "tools").mkdir(exist_ok=True)
+            shutil.copy(TOOLS / name, self.root / "tools" / name)
+        self.script("tools/build", NOTE + "case $* in *cuda=enabled*) exit ${GPU_BUILD:-0} ;; esac\n")
+        self.script("tools/demo.py", "#!/bin/sh\n")
+        self.script("build/bin/kvblend", NOTE + "echo kernels $KVBLEND_KERNELS_DIR >>\"$CALLS\"\nexec sleep 60\n")
+        self.script("build/bin/kvblend-worker", "#!/bin/sh\n[ \"$*\" = '--device cuda:0 --list-devices' ] && echo $GPU\n")
+        self.script("bin/dpkg-query", "#!/bin/sh\necho installed\n")
+        # Ready once the gateway has noted how it was started.
+        self.script("bin/curl", "#!/bin/sh\ngrep -q ^kernels \"$CALLS\"\n")
+
+    def script(self, path, text):
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        file.chmod(0o755)
+
+    def gpu(self, capability="9.0", nvcc=True):
+        self.script("bin/nvidia-smi", "#!/bin/sh\necho %s\n" % capability if capability else "#!/bin/sh\nexit 9\n")
+        if nvcc:
+            self.script("cuda/bin/nvcc", "#!/bin/sh\n")
+            (self.root / "bin/nvcc").symlink_to(self.root / "cuda/bin/nvcc")
+
+    def run_it(self, **env):
+        """The calls that it made, and what the gateway has as KVBLEND_KERNELS_DIR."""
+        keep = {k: v for k, v in os.environ.items() if not k.startswith(("KVBLEND_", "CUDA_"))}
+        # Where a real nvidia-smi or nvcc may be, only what the script itself calls is.
+        tools = self.root / "plain"
+        tools.mkdir(exist_ok=True)
+        for name in ("bash", "sh", "awk", "cat", "cut", "df", "dirname", "env", "grep", "id", "mkdir", "nproc", "readlink",
+                     "sed", "seq", "sleep", "tail", "tr"):
+            if not (tools / name).exists():
+                (tools / name).symlink_to(shutil.which(name))
+        env = dict(keep, PATH="%s:%s" % (self.root / "bin", tools), CALLS=str(self.calls), KVBLEND_MODEL="MODEL",
+                   KVBLEND_PORT="1", **env)
+        r = subprocess.run([self.root / "tools/quickstart", "--once"], capture_output=True, text=True, timeout=60, env=env,
+                           check=False)
+        self.assertEqual(r.returncode, 0, r.stderr)
+        *calls, kernels = self.calls.read_text().splitlines()
+        return calls, kernels[len("kernels "):], r.stderr
+
+    def test_without_a_gpu_or_a_compiler_nothing_of_it_is_seen(self):
+        for make in (lambda: None, lambda: self.gpu(nvcc=False), lambda: self.gpu("")):
+            self.calls.unlink(missing_ok=True)
+            make()
+            calls, kernels, said = self.run_it(CUDA_HOME=str(self.root / "cuda"))
+            self.assertEqual((calls, kernels), (PLAIN, ""))
+            self.assertNotIn("GPU", said)
+
+    def test_a_gpu_is_built_for_and_used(self):
+        self.gpu()
+        calls, kernels, _ = self.run_it(GPU="cuda:0 NVIDIA H100")
+        self.assertEqual(calls[0], "build --no-packages --serve -Dcuda=enabled -Dgpu_arch=90 -Dgpu_root=%s"
+                         % (self.root / "cuda").resolve())
+        self.assertEqual((calls[1], kernels), (PLAIN[1] + " --device cuda", str(self.root / "build/kernels")))
+
+    def test_a_gpu_that_cannot_be_used_leaves_the_cpu(self):
+        self.gpu()
+        calls, _, said = self.run_it(GPU="")
+        self.assertEqual(calls[1], PLAIN[1])
+        self.assertIn("the GPU cannot be used", said)
+
+    def test_a_toolkit_that_does_not_build_leaves_the_cpu(self):
+        self.gpu()
+        calls, kernels, said = self.run_it(GPU="cuda:0", GPU_BUILD="1")
+        self.assertEqual(calls[1:], ["build --no-packages --serve -Dcuda=disabled", PLAIN[1]])
+        self.assertEqual(kernels, "")
+        self.assertIn("does not build", said)
+
+    def test_a_gpu_that_is_too_old_is_passed_over(self):
+        self.gpu("7.5")
+        calls, _, _ = self.run_it()
+        self.assertEqual(calls, PLAIN)
+
+
+if __name__ == "__main__":
+    unittest.main()
