@@ -6,13 +6,16 @@ projections, rotate-half RoPE, scaled_dot_product_attention (causal, grouped hea
 as a cache would, logits are computed for the last token. Timed until the device is idle; median of --reps. A model
 that does not fit repeats as many different layers as do, which streams the same bytes.
 
-  tools/gpu-torch.py --dims L=32,D=4096,H=32,G=8,K=128,F=14336,V=32000 --tokens 3105 [--json FILE]
-Exit code 77: no PyTorch, or it sees no GPU.
+  tools/gpu-torch.py --dims L=32,D=4096,H=32,G=8,K=128,F=14336,V=32000 --tokens 3105 [--vllm] [--json FILE]
+With --vllm: the time to the first token in vLLM, of random weights in a Llama of these dims, without its prefix cache.
+Exit code 77: no PyTorch, or it sees no GPU; no vLLM, or it does not come up with such a model.
 """
 import argparse
 import json
+import pathlib
 import statistics
 import sys
+import tempfile
 import time
 
 
@@ -86,6 +89,33 @@ def times_ms(torch, device, fn, reps):
     return sorted(ms[2:])
 
 
+def run_vllm(o):
+    """Its times and what they are of; no two prompts begin alike."""
+    try:
+        import vllm
+    except ImportError:
+        skip("vLLM is not installed")
+    d, n = o.dims, o.tokens
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": d["D"], "num_hidden_layers": d["L"],
+              "num_attention_heads": d["H"], "num_key_value_heads": d["G"], "head_dim": d["K"], "intermediate_size": d["F"],
+              "vocab_size": d["V"], "max_position_embeddings": n + 64, "rms_norm_eps": 1e-5, "rope_theta": 1e6,
+              "hidden_act": "silu", "tie_word_embeddings": False, "torch_dtype": "bfloat16"}
+    with tempfile.TemporaryDirectory() as folder:
+        pathlib.Path(folder, "config.json").write_text(json.dumps(config))
+        try:
+            llm = vllm.LLM(model=folder, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", max_model_len=n + 64,
+                           max_num_batched_tokens=n + 64, enable_prefix_caching=False)
+        except Exception as e:  # pylint: disable=broad-except; it does not fit, or this version wants something else
+            skip("vLLM: %s" % (str(e).splitlines() or [type(e).__name__])[0][:120])
+    one, firsts = vllm.SamplingParams(max_tokens=1, ignore_eos=True, detokenize=False), iter(range(1, d["V"]))
+
+    def ask():
+        first = next(firsts)
+        ids = [(first + i * i) % d["V"] for i in range(n)]
+        llm.generate([{"prompt_token_ids": ids}], one, use_tqdm=False)
+    return times_ms(None, "cpu", ask, o.reps), {"vllm": vllm.__version__}  # generate() itself waits
+
+
 def held_layers(torch, d, device):
     """All of them if they and the rest leave a tenth of the memory free, else as many as do; 2 at least."""
     if device == "cpu":
@@ -94,14 +124,35 @@ def held_layers(torch, d, device):
     return max(2, min(d["L"], int(free / (2 * layer_parameters(d)))))
 
 
+def report(o, ms, meta):
+    """Of all times, sorted; 0, or 1 where the logits are no numbers."""
+    d, full = o.dims, statistics.median(ms)
+    flops = 2 * layer_parameters(d) * d["L"] * o.tokens + 2 * d["L"] * d["H"] * d["K"] * o.tokens ** 2
+    row = {"ttft_ms_median": full, "ttft_ms_least": ms[0], "ttft_ms_most": ms[-1], "tokens_total": o.tokens,
+           "tflops": flops / full / 1e9}
+    beside = ""
+    if "gemm_tflops" in meta:
+        row["share_of_gemm"] = row["tflops"] / meta["gemm_tflops"]
+        beside = ", %.2f of a GEMM at %.0f TFLOP/s; %d of %d layers held" % (row["share_of_gemm"], meta["gemm_tflops"],
+                                                                           meta["layers_held"], d["L"])
+    print("full prefill %.1f ms%s" % (full, beside))
+    if o.json:
+        with open(o.json, "w") as f:
+            json.dump({"meta": {"shape": d, **meta}, "rows": [row]}, f, indent=1)
+    return 0 if meta.get("finite", True) else 1
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("--dims", type=dims_of, required=True)
     p.add_argument("--tokens", type=int, default=3105)
     p.add_argument("--reps", type=int, default=7)
     p.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    p.add_argument("--vllm", action="store_true")
     p.add_argument("--json")
     o = p.parse_args()
+    if o.vllm:
+        return report(o, *run_vllm(o))
     try:
         import torch
     except ImportError:
@@ -120,18 +171,9 @@ def main():
         ids = torch.randint(0, d["V"], (o.tokens,), device=o.device)
         finite = bool(torch.isfinite(m.prefill(ids)[0]).all())
         ms = times_ms(torch, o.device, lambda: m.prefill(ids), o.reps)
-    full = statistics.median(ms)
-    flops = 2 * layer_parameters(d) * d["L"] * o.tokens + 2 * d["L"] * d["H"] * d["K"] * o.tokens ** 2
-    row = {"ttft_ms_median": full, "ttft_ms_least": ms[0], "ttft_ms_most": ms[-1], "tokens_total": o.tokens,
-           "tflops": flops / full / 1e9, "share_of_gemm": flops / full / 1e9 / ceiling}
     meta = {"torch": torch.__version__, "device": torch.cuda.get_device_name() if o.device == "cuda" else "cpu",
-            "shape": d, "layers_held": held, "gemm_tflops": ceiling, "finite": finite}
-    print("full prefill %.1f ms, %.2f of a GEMM at %.0f TFLOP/s; %d of %d layers held"
-          % (full, row["share_of_gemm"], ceiling, held, d["L"]))
-    if o.json:
-        with open(o.json, "w") as f:
-            json.dump({"meta": meta, "rows": [row]}, f, indent=1)
-    return 0 if finite else 1
+            "layers_held": held, "gemm_tflops": ceiling, "finite": finite}
+    return report(o, ms, meta)
 
 
 if __name__ == "__main__":

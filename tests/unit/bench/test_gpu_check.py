@@ -84,8 +84,8 @@ class GpuCheck(unittest.TestCase):
         r, got = self.run_check()
         self.assertEqual(r.returncode, 1, r.stderr)
         state = {s["step"].split()[0] if s["step"] != "test kernels/rows" else "test": s for s in got["steps"]}
-        self.assertEqual({k: v["state"] for k, v in state.items() if k not in ("torch", "memcheck", "racecheck")},
-                         {"build": "passed", "test": "passed", "ceil": "passed", "ttft": "passed", "kernels": "failed",
+        self.assertEqual({k: v["state"] for k, v in state.items() if k not in ("torch", "vllm", "memcheck", "racecheck")},
+                         {"preflight": "passed", "build": "passed", "test": "passed", "ceil": "passed", "ttft": "passed", "kernels": "failed",
                           "attn": "failed", "overlap": "passed", "throughput": "passed"})
         self.assertIn("no such shape", state["kernels"]["note"])
         self.assertEqual([state[tool]["state"] for tool in ("memcheck", "racecheck")], ["skipped"] * 2)
@@ -151,7 +151,48 @@ class GpuCheck(unittest.TestCase):
                            env=dict(os.environ, PATH=path))
         got = json.loads((self.out / "gpu-check.json").read_text())
         self.assertEqual(r.returncode, 1, r.stderr)
-        self.assertEqual([s["state"] for s in got["steps"]], ["failed", "passed", "passed"], got["steps"])
+        self.assertEqual([s["state"] for s in got["steps"]], ["passed", "failed", "passed", "passed"], got["steps"])
+
+    def test_a_build_that_is_cut_off_leaves_what_is_finished(self):
+        self.stubs()
+        (self.build / "rows").unlink()
+        self.program("build.ninja", "")
+        self.program("tests/doubles/libkn_hostcuda.so", "")
+        self.program("bin/ninja", "#!/bin/sh\nsleep 3600 & wait\n")
+        path = "%s:%s" % (self.build / "bin", os.environ["PATH"])
+        argv = [TOOLS / "gpu-check", "--dry", "--build", self.build, "--out", self.out, "--only", "test,ceil", "--build-minutes",
+                "0.01"]
+        r = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False,
+                           env=dict(os.environ, PATH=path))
+        steps = json.loads((self.out / "gpu-check.json").read_text())["steps"]
+        self.assertEqual(r.returncode, 1, r.stderr)
+        self.assertEqual([s["state"] for s in steps], ["passed", "failed", "skipped", "passed"], steps)
+        self.assertEqual([steps[i]["note"] for i in (1, 2)], ["longer than 2 s", "was not built"])
+
+    def test_what_cuda_lacks_is_named_at_once(self):
+        tool, root = load_tool(), pathlib.Path(self.folder.name)
+        wheels, kit = root / "site/nvidia", root / "kit"
+        (root / "bin").mkdir()
+        with unittest.mock.patch.dict(os.environ, PATH=str(root / "bin"), CUDA_HOME=""), \
+                unittest.mock.patch.object(sys, "path", [str(root / "site")]), \
+                unittest.mock.patch.object(tool, "TOOLKITS", (str(kit),)):
+            self.assertEqual(tool.cuda_lacks(), ["nvcc", "cuda_runtime.h", "cublasLt.h", "libcudart_static.a", "libcublasLt.so"])
+            for file in ("bin/nvcc", "include/cuda_runtime.h", "lib64/libcudart_static.a"):
+                self.program(kit / file, "")
+            self.assertEqual(tool.cuda_lacks(), ["cublasLt.h", "libcublasLt.so"])
+            c = tool.Check(argparse.Namespace(dry=False, no_build=False, minutes=1, out=self.out, build=self.build,
+                                              deps=str(root / "none")))
+            self.addCleanup(c.log.close)
+            with self.assertRaisesRegex(tool.Failed, r"cublasLt.h libcublasLt.so meson ninja pkg-config$"):
+                c.preflight(60)
+            self.program(wheels / "cublas/include/cublasLt.h", "")
+            self.program(wheels / "cublas/lib/libcublasLt.so", "")
+            self.assertEqual((tool.cuda_lacks(), tool.cuda_root()), ([], kit))
+            with self.assertRaisesRegex(tool.Failed, ": meson ninja pkg-config$"):
+                c.preflight(60)
+            self.assertIn(str(wheels / "cublas/include"), c.env["CPATH"])
+            self.assertIn(str(wheels / "cublas/lib"), c.env["LD_LIBRARY_PATH"])
+            self.assertNotIn(str(kit / "include"), c.env["CPATH"])
 
     @unittest.skipUnless(shutil.which("dpkg-deb"), "packages of Debian are carried")
     def test_what_the_machine_lacks_is_carried(self):
@@ -184,7 +225,7 @@ class GpuCheck(unittest.TestCase):
         self.build.mkdir()
         r, got = self.run_check()
         self.assertEqual(r.returncode, 1)
-        self.assertEqual([s["state"] for s in got["steps"]], ["failed"])
+        self.assertEqual([s["state"] for s in got["steps"]], ["passed", "failed"])
 
     def test_without_a_gpu_it_says_so(self):
         r = subprocess.run([sys.executable, TOOLS / "gpu-check", "--out", self.out], capture_output=True, text=True,
@@ -216,6 +257,47 @@ class Torch(unittest.TestCase):
             got = json.loads(out.read_text())
             self.assertTrue(got["meta"]["finite"])
             self.assertGreater(got["rows"][0]["ttft_ms_median"], 0)
+
+    def run_vllm(self, module):
+        """On a stand-in: a real one is not everywhere, and wants a GPU."""
+        with tempfile.TemporaryDirectory() as folder:
+            (pathlib.Path(folder) / "vllm.py").write_text(module)
+            out = pathlib.Path(folder) / "vllm.json"
+            argv = [sys.executable, TOOLS / "gpu-torch.py", "--vllm", "--dims", "L=2,D=64,H=4,G=2,K=16,F=96,V=128", "--tokens",
+                    "33", "--reps", "2", "--json", str(out)]
+            r = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False,
+                               env=dict(os.environ, PYTHONPATH=folder))
+            return r, json.loads(out.read_text()) if out.exists() else None
+
+    def test_vllm_is_asked_for_one_token_of_new_prompts(self):
+        r, got = self.run_vllm("""
+import json, pathlib
+__version__ = "9"
+seen = set()
+class SamplingParams:
+    def __init__(self, max_tokens, **_):
+        assert max_tokens == 1
+class LLM:
+    def __init__(self, model, load_format, max_model_len, enable_prefix_caching, **_):
+        config = json.loads((pathlib.Path(model) / "config.json").read_text())
+        assert (config["num_hidden_layers"], config["head_dim"], load_format) == (2, 16, "dummy") and max_model_len > 33
+        assert enable_prefix_caching is False
+    def generate(self, prompts, params, use_tqdm):
+        ids = prompts[0]["prompt_token_ids"]
+        assert len(ids) == 33 and max(ids) < 128 and ids[0] not in seen
+        seen.add(ids[0])
+""")
+        self.assertEqual(r.returncode, 0, r.stderr)
+        self.assertEqual((got["meta"]["vllm"], got["meta"]["shape"]["D"], got["rows"][0]["tokens_total"]), ("9", 64, 33))
+        figure, = load_tool().told("vllm", got, "x")
+        self.assertEqual(figure["figure"], "full prefill in vLLM 9")
+
+    def test_a_vllm_that_does_not_come_up_is_a_skip(self):
+        for module, why in (("raise ImportError()", "not installed"),
+                            ("class LLM:\n def __init__(self, **_):\n  raise ValueError('no room')", "vLLM: no room")):
+            r, _ = self.run_vllm(module)
+            self.assertEqual(r.returncode, 77)
+            self.assertIn(why, r.stderr)
 
 
 if __name__ == "__main__":
