@@ -162,6 +162,21 @@ TEST(memory_of_a_gpu)
     ASSERT_ERR(read_opts(&o, &err, device, "--kv-pages=0", NULL), -EINVAL);
 }
 
+TEST(a_worker_computes_on_one_device)
+{
+    static const char *const several[] = {"--device=auto", "--device=cuda:0,1"};
+    struct wk_opts o;
+    struct err err;
+    no_env();
+    for (size_t i = 0; i < 2; i++) {
+        ASSERT_ERR(read_opts(&o, &err, several[i], NULL), -EINVAL);
+        ASSERT_TRUE(strstr(err.msg, "computes on one device") != NULL);
+    }
+    ASSERT_ERR(read_opts(&o, &err, "--device=cuda:x", NULL), -EINVAL);
+    ASSERT_ERR(read_opts(&o, &err, "--device=cuda:1", "--sandbox", NULL), -EINVAL);
+    ASSERT_TRUE(strstr(err.msg, "exclude each other") != NULL);
+}
+
 TEST(tiers_by_flags)
 {
     struct wk_opts o;
