@@ -17,7 +17,9 @@
 #define AT_LOG2E 1.44269504088896341f
 #define AT_LN2 0.693147180559945309f
 
-/* attn_mma.cu: the device is of CU_BF16 and these shapes and addresses suit. */
+/* attn_mma.cu: -ENOTSUP: this build has no kernels for the current device. */
+int at_mma_open();
+/* The device is of CU_BF16 and these shapes and addresses suit. */
 bool at_mma_fits(const struct cu_attn *a);
 size_t at_mma_blocks(const struct cu_attn *a);
 int at_mma(struct cu *c, const struct cu_attn *a, bool whole);

@@ -354,6 +354,25 @@ static __global__ void __launch_bounds__(WARPS *CU_WARP, WARPS == 1 ? 1
     }
 }
 
+/* All of the first-level cache as shared memory: nothing else here would use it. A preference: what
+ * it answers does not matter, and must not be found by the next launch. */
+template <unsigned KP> static void prefer_shared()
+{
+    const auto all = cudaFuncAttributePreferredSharedMemoryCarveout;
+    (void)cudaFuncSetAttribute(attend_mma<KP, 1>, all, cudaSharedmemCarveoutMaxShared);
+    (void)cudaFuncSetAttribute(attend_mma<KP, AT_WIDE>, all, cudaSharedmemCarveoutMaxShared);
+}
+
+int at_mma_open()
+{
+    cudaFuncAttributes a;
+    const cudaError_t e = cudaFuncGetAttributes(&a, attend_mma<64, 1>);
+    if (e == cudaSuccess)
+        prefer_shared<64>(), prefer_shared<96>(), prefer_shared<128>(), prefer_shared<256>();
+    (void)cudaGetLastError();
+    return e == cudaSuccess ? 0 : -ENOTSUP;
+}
+
 bool at_mma_fits(const struct cu_attn *a)
 {
     const unsigned K = a->kv.K;
@@ -385,10 +404,6 @@ static int launch_mma(struct cu *c, const struct cu_attn *a, bool whole)
 {
     const dim3 grid(unsigned(at_tiles(a)) * a->kv.G, unsigned(at_sequences(a)),
                     whole ? 1 : a->n_parts);
-    /* All of the first-level cache as shared memory: nothing else here would use it. */
-    (void)cudaFuncSetAttribute(attend_mma<KP, WARPS>,
-                               cudaFuncAttributePreferredSharedMemoryCarveout,
-                               cudaSharedmemCarveoutMaxShared);
     KN_LAUNCH((attend_mma<KP, WARPS>), grid, dim3(WARPS * CU_WARP), AT_RING * at_dims<KP>::BUFFER,
               c->stream, *a, a->H / a->kv.G, whole, c->fault);
     return cu_launched(c);

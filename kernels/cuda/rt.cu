@@ -7,6 +7,7 @@
 
 int cu_lt_open(struct cu *c); /* gemm.cu */
 void cu_lt_close(struct cu *c);
+int at_mma_open(); /* attn_mma.cu */
 
 /* Nothing says which errors leave a context usable, so all but a lack of memory lose the device. */
 int cu_failed(struct cu *c, cudaError_t e)
@@ -46,6 +47,14 @@ int cu_open(int index, enum cu_type type, struct cu **ret, char *msg, size_t msg
     snprintf(c->name, sizeof c->name, "%.120s", p.name);
     c->sms = unsigned(p.multiProcessorCount);
     c->arch = p.major * 10 + p.minor;
+    if (at_mma_open() < 0) {
+        snprintf(
+            msg, msg_size,
+            "GPU %d: this build has no kernels for its architecture, sm_%d (meson option gpu_arch)",
+            index, c->arch);
+        cu_close(c);
+        return -ENODEV;
+    }
     c->fault = static_cast<int *>(cu_alloc(c, KN_MEM_SHARED, sizeof *c->fault));
     if (!c->fault || cu_lt_open(c) < 0) {
         snprintf(msg, msg_size, "GPU %d: cuBLASLt could not be set up", index);

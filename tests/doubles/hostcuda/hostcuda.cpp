@@ -597,6 +597,12 @@ extern "C" __attribute__((visibility("default"))) void hostcuda_pretend(int majo
     arch = major * 10 + minor;
 }
 
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, const void *)
+{
+    a->binaryVersion = arch;
+    return arch < 80 ? cudaErrorInvalidValue : cudaSuccess;
+}
+
 /* There are so many devices from now on; they share everything but their streams. */
 extern "C" __attribute__((visibility("default"))) void hostcuda_devices(int n)
 {

@@ -122,6 +122,14 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e);
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t s);
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t s);
+struct cudaFuncAttributes {
+    int binaryVersion;
+};
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, const void *); /* none below sm_80 */
+template <class F> cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, F f)
+{
+    return cudaFuncGetAttributes(a, reinterpret_cast<const void *>(f));
+}
 template <class F> cudaError_t cudaFuncSetAttribute(F, cudaFuncAttribute, int)
 {
     return cudaSuccess;
