@@ -264,6 +264,11 @@ void kn_forget(struct kn_dev *d)
     if (dev_ops(d)->gpu) dev_ops(d)->gpu->forget(d);
 }
 
+struct kn_refusals kn_gemm_refusals(const struct kn_dev *d)
+{
+    return dev_ops(d)->gpu ? dev_ops(d)->gpu->gemm_refusals(d) : (struct kn_refusals){0};
+}
+
 struct kn_replays kn_replays(const struct kn_dev *d)
 {
     return dev_ops(d)->gpu ? dev_ops(d)->gpu->replays(d) : (struct kn_replays){0};

@@ -213,6 +213,12 @@ struct kn_replays {
     bool refused; /* the device does not record, and is not asked again */
 };
 struct kn_replays kn_replays(const struct kn_dev *d); /* thread: any */
+/* Products that a GPU's library refused, so that slow kernels made them; the latest's shape. */
+struct kn_refusals {
+    uint64_t count;
+    size_t m, n, k;
+};
+struct kn_refusals kn_gemm_refusals(const struct kn_dev *d); /* thread: any */
 /* Wait for what the stream was given so far; the first error of it. */
 int kn_sync(struct kn_stream *st);
 /* Scratch of a stream, device memory: at least size_bytes, 64-byte aligned; slot 0..7 keeps them

@@ -71,6 +71,7 @@ struct kn_gpu_ops {
     typeof(kn_replay_rows) *replay_rows;
     typeof(kn_forget) *forget;
     typeof(kn_replays) *replays;
+    typeof(kn_gemm_refusals) *gemm_refusals;
     typeof(kn_sync) *sync;
     typeof(kn_operand) *operand;
     typeof(kn_embed) *embed;

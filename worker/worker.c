@@ -17,6 +17,7 @@
 #include "worker/reuse/reuse.h"
 
 #include <event2/event.h>
+#include <inttypes.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -106,6 +107,14 @@ static void watch_device(struct worker *w)
         log_event(LOG_WARN, "replay_refused",
                   "device=\"%s\" note=\"decode steps are queued kernel by kernel\"",
                   kn_info(d)->device);
+    }
+    const struct kn_refusals r = kn_gemm_refusals(d), last = w->process.refused;
+    if (r.count && (r.m != last.m || r.n != last.n || r.k != last.k)) {
+        w->process.refused = r;
+        log_event(LOG_WARN, "gemm_refused",
+                  "m=%zu n=%zu k=%zu count=%" PRIu64
+                  " note=\"the library has no product of this shape, a slow kernel makes it\"",
+                  r.m, r.n, r.k, r.count);
     }
     if (w->process.drain_deadline_ns || !kn_dev_lost(d)) return;
     log_event(LOG_ERROR, "device_lost", "device=\"%s\"", kn_info(d)->device);

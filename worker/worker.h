@@ -43,8 +43,9 @@ struct wk_process { /* worker.c; loop */
     struct event *signals[2], *stdin_event;
     uint64_t drain_deadline_ns; /* 0: it does not drain */
     int exit_code;
-    bool device_lost;     /* why it drains */
-    bool replays_refused; /* that was logged */
+    bool device_lost;           /* why it drains */
+    bool replays_refused;       /* that was logged */
+    struct kn_refusals refused; /* the last shape that was */
 };
 struct wk_requests { /* request/; loop */
     LIST_HEAD(, wk_task) tasks;

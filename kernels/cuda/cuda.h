@@ -27,6 +27,7 @@ extern "C" {
 #include "base/mem.h"
 }
 
+#include <atomic>
 #include <cerrno>
 
 enum { CU_PAGE = 64, CU_WARP = 32, CU_KEYS_PART = 512 };
@@ -39,16 +40,15 @@ struct cu {
     enum cu_type type;
     unsigned sms; /* multiprocessors */
     cudaStream_t stream;
-    bool lost;
-    bool recording; /* between cu_record() and cu_recorded() */
-    int *fault;     /* shared: 1 when a kernel met a bad position */
+    bool lost, recording; /* recording: between cu_record() and cu_recorded() */
+    int *fault;           /* shared: 1 when a kernel met a bad position */
     char name[160];
-    int arch; /* 90: compute capability 9.0 */
-    void *lt; /* cublasLtHandle_t */
-    void *workspace;
+    int arch;             /* 90: compute capability 9.0 */
+    void *lt, *workspace; /* lt: cublasLtHandle_t */
     struct cu_plan *plans;
     struct cu_best *best;
     size_t n_plans, n_best;
+    std::atomic<uint64_t> refused[4]; /* products: how many, and m, n, k of the latest */
     bool fp8_apart; /* the library scales by whole tensors only: rows are scaled behind it */
 };
 int cu_launched(struct cu *c); /* after a launch: 0, -EIO */

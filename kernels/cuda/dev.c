@@ -470,6 +470,13 @@ static struct kn_replays replays(const struct kn_dev *d)
                                .refused = atomic_load(&d->replay.refused)};
 }
 
+static struct kn_refusals gemm_refusals(const struct kn_dev *d)
+{
+    size_t shape[3];
+    const uint64_t count = cu_gemm_refusals(d->cu, &shape);
+    return (struct kn_refusals){count, shape[0], shape[1], shape[2]};
+}
+
 static void defer(struct kn_dev *d, bool on)
 {
     d->deferring = on;
@@ -775,6 +782,7 @@ static const struct kn_gpu_ops gpu_ops = {
     .replay_rows = replay_rows,
     .forget = forget,
     .replays = replays,
+    .gemm_refusals = gemm_refusals,
     .sync = sync_stream,
     .operand = operand,
     .embed = embed,

@@ -471,6 +471,35 @@ static bool apart(struct cu *c, const struct cu_plan *p, const struct cu_gemm *g
     return true;
 }
 
+/* What was chosen does not run: the library has others. */
+static bool by_another(struct cu *c, struct cu_plan *p, const struct cu_gemm *g)
+{
+    enum { OTHERS = 8 };
+    cublasLtMatmulHeuristicResult_t got[OTHERS];
+    const size_t n = p->desc ? suggestions(c, p, got, OTHERS) : 0;
+    for (size_t i = 0; i < n; i++) {
+        p->algo = got[i].algo;
+        if (is_apart(c, g->type) ? apart(c, p, g) : inside(c, p, g)) return true;
+    }
+    return false;
+}
+
+/* By our own kernel, and remembered if it was the library's to do. */
+static void by_ours(struct cu *c, const struct cu_plan *p, const struct cu_gemm *g)
+{
+    plain(c, g);
+    if (!is_aligned(&p->key)) return;
+    c->refused[1] = g->m, c->refused[2] = g->n, c->refused[3] = g->k;
+    c->refused[0]++;
+}
+
+uint64_t cu_gemm_refusals(const struct cu *c, size_t (*ret)[3])
+{
+    for (int i = 0; i < 3; i++)
+        (*ret)[i] = c->refused[1 + i];
+    return c->refused[0];
+}
+
 int cu_gemm(struct cu *c, const struct cu_gemm *g)
 {
     const size_t most = cu_gemm_rows_max(c, g->type, g->n);
@@ -482,11 +511,12 @@ int cu_gemm(struct cu *c, const struct cu_gemm *g)
         struct cu_plan *p = plan_of(c, &k, &part);
         /* A refusal has written nothing; a device that is lost says so below. One that may come
          * from being recorded says nothing of the shape. */
-        const bool done =
+        bool done =
             !p->refused && (is_apart(c, g->type) ? apart(c, p, &part) : inside(c, p, &part));
         if (!done && !p->refused && c->recording) return -EIO;
+        if (!done && !p->refused) done = by_another(c, p, &part);
         p->refused = !done;
-        if (p->refused) plain(c, &part);
+        if (p->refused) by_ours(c, p, &part);
         if (m == g->m) break;
     }
     return cu_launched(c);

@@ -46,6 +46,9 @@ struct cu_gemm {
 int cu_gemm_open(struct cu *c, enum cu_type type, char *msg, size_t msg_size);
 size_t cu_gemm_room(const struct cu *c, const struct cu_gemm *g);
 int cu_gemm(struct cu *c, const struct cu_gemm *g);
+/* Products that no algorithm of the library's would make, so that a kernel of ours did: how many,
+ * and m, n, k of the latest. Shapes that the library never takes are none. Thread: any. */
+uint64_t cu_gemm_refusals(const struct cu *c, size_t (*ret)[3]);
 
 /* The library's algorithms: what it suggests, best guess first, and which to take from now on for
  * this type and weight at row counts of the same bucket (NULL: its first suggestion). */

@@ -199,6 +199,8 @@ static int write_report(struct bench_device *b, const struct opts *opts, struct 
     json_object_set_new(
         b->meta, "ceilings",
         json_pack("{s:f, s:o}", "copy_gbps", b->copy_gbps, "gemm_gflops", bench_number(gemm)));
+    json_object_set_new(b->meta, "gemm_refused",
+                        json_integer((json_int_t)kn_gemm_refusals(b->dev).count));
     return bench_write_json(opts, b->meta, b->rows, err);
 }
 

@@ -107,6 +107,9 @@ int bench_run_on_model(const struct opts *opts,
     struct bench b = {0};
     int r = open_model(&b, opts, err);
     if (r == 0) r = run(&b, opts, err);
+    if (r == 0)
+        json_object_set_new(b.meta, "gemm_refused",
+                            json_integer((json_int_t)kn_gemm_refusals(fus_core_dev(b.core)).count));
     if (r == 0) r = bench_write_json(opts, b.meta, b.rows, err);
     close_model(&b);
     return r;

@@ -273,6 +273,9 @@ static void page_device(struct worker *w, struct buf *out)
         "Decode steps that were played from a recording (CUDA graph) instead of being queued "
         "kernel by kernel.",
         kn_replays(d).n_played);
+    put(out, "device_gemm_refused_total",
+        "Products that the GPU's library refused, so that a slow kernel made them.",
+        kn_gemm_refusals(d).count);
 }
 
 static void page_guard(struct worker *w, bool serves, struct buf *out)

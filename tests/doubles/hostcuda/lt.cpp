@@ -39,6 +39,13 @@ extern "C" __attribute__((visibility("default"))) void hostcuda_algorithms(unsig
     best_algorithm = best;
 }
 
+/* Those whose bit is set are suggested and do not run. */
+static unsigned refusing;
+extern "C" __attribute__((visibility("default"))) void hostcuda_refuse(unsigned algorithms)
+{
+    refusing = algorithms;
+}
+
 extern "C" __attribute__((visibility("default"))) unsigned long hostcuda_ran(unsigned algorithm)
 {
     return n_ran[algorithm];
@@ -281,6 +288,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, const vo
     const float scale = whole ? 1.0f : *static_cast<const float *>(alpha),
                 keep = whole ? 0.0f : *static_cast<const float *>(beta);
     const size_t number = size_t(algo->data[0]);
+    if (refusing >> number & 1) return CUBLAS_STATUS_NOT_SUPPORTED;
     enqueue(stream, [=] {
         count_launch();
         n_ran[number]++;

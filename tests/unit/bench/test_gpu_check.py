@@ -119,6 +119,20 @@ class GpuCheck(unittest.TestCase):
         behind = list(state.values())[list(state).index(ceil) + 1:]
         self.assertEqual(set(behind), {"left out"})
 
+    def test_products_that_are_refused_or_slow_are_told(self):
+        self.stubs()
+        tool = load_tool()
+        c = tool.Check(argparse.Namespace(dry=True, minutes=1, out=self.out, build=self.build))
+        self.addCleanup(c.log.close)
+        c.report["reports"]["ttft x"] = TTFT
+        floor = c.floor("x", {"gemm_tflops": 700.0})  # 500 of the stub's
+        self.assertEqual((floor["met"], floor["beside"][:4]), (False, "0.71"))
+        self.assertTrue(c.floor("x", {"gemm_tflops": 550.0})["met"])
+        self.program("tools/bench/kvblend-bench", "#!/bin/sh\nfor last; do :; done\n"
+                     "echo '{\"meta\": {\"gemm_refused\": 3}, \"rows\": []}' >$last\n")
+        with self.assertRaisesRegex(tool.Failed, "refused 3 products"):
+            c.measure(60, "ceil", "x")
+
     def test_memcheck_skips_what_the_program_itself_skips(self):
         tool = load_tool()
         path = pathlib.Path(self.program("bin/compute-sanitizer", "#!/bin/sh\nfor last; do :; done\nexec \"$last\"\n")).parent

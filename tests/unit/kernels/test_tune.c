@@ -160,6 +160,33 @@ TEST(picks_are_remembered_and_a_damaged_file_is_none)
     suggest(1, 0);
 }
 
+static void refuse(unsigned algorithms)
+{
+    void (*fn)(unsigned);
+    *(void **)&fn = kern_hook("hostcuda_refuse");
+    fn(algorithms);
+}
+
+/* What is suggested may not run: another one does, and where none does a kernel of our own, which
+ * is told. */
+TEST(what_the_library_refuses_is_tried_otherwise_and_counted)
+{
+    suggest(KNOWN, FAST);
+    struct kn_dev *d = open_device(NULL, &(struct kn_tuning){0});
+    refuse(1u << 0 | 1u << 1);
+    ASSERT_EQ(used(d, 20), 2);
+    ASSERT_EQ(kn_gemm_refusals(d).count, 0);
+    refuse(~0u);
+    ASSERT_EQ(used(d, 20), KNOWN); /* none any more */
+    ASSERT_EQ(used(d, 40), KNOWN);
+    const struct kn_refusals r = kn_gemm_refusals(d);
+    ASSERT_EQ(r.count, 2);
+    ASSERT_TRUE(r.m == 40 && r.n == N && r.k == K);
+    refuse(0);
+    kn_dev_destroy(d);
+    suggest(1, 0);
+}
+
 /* Hardly any time: little is measured, and the next start does it. */
 TEST(what_the_budget_does_not_reach_is_left)
 {
