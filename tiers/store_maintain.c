@@ -81,8 +81,8 @@ static void write_end(struct write_slot *w, int status)
     s->work = true;
     pthread_cond_signal(&s->wake);
     if (s->n_queued + s->n_writes == 0) pthread_cond_broadcast(&s->idle);
+    (void)entry_unref_held(s, e); /* who finds it idle may evict what was written */
     pthread_mutex_unlock(&s->m);
-    entry_unref(s, e);
 }
 
 static void write_on_done(struct tier_op *op, int status)

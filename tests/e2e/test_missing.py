@@ -10,7 +10,7 @@ import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PYTHON = [("test_registry.py", ""), ("test_tiers.py", "share_redis"), ("test_worker.py", "real_model"),
-          ("test_canaries.py", "one")]
+          ("test_canaries.py", "two")]
 
 
 def main():
