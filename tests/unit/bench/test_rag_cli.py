@@ -18,6 +18,7 @@ FILES = {"sys_prompt": ("1_sys_prompt", "sys_prompt_id"), "passages_ids": ("2_pa
          "user_input": ("4_user_input", "user_input_id")}
 ROOMS = (5000, 20000)
 FOREVER = 10 ** 12
+WORD = struct.Struct("<II")  # a token: its part, and where it stands in it
 
 loader = SourceFileLoader("hit_rates", str(ROOT / "tools" / "hit-rates"))
 hit_rates = importlib.util.module_from_spec(importlib.util.spec_from_loader("hit_rates", loader))
@@ -139,17 +140,21 @@ def ask_prefix(way, request, cache, pilot):
 
 
 def ask_grid(window, request, cache):
-    tokens = [(at, part, t) for at, part in enumerate(request) for t in range(SIZE[part])]
-    text = [token[1:] for token in tokens]
+    text = b"".join(map(TEXT.get, request))
+    whose = [at for at, part in enumerate(request) for _ in range(SIZE[part])]
+
+    def words(t):
+        return text[t * WORD.size:(t + window) * WORD.size]
+
     found, hits, t = [0] * len(request), [], 0
-    while t + window <= len(text):
-        key = tuple(text[t:t + window])
+    while t + window <= len(whose):
+        key = words(t)
         if key in cache:
             hits.append((key, window))
-            for at, _, _ in tokens[t:t + window]:
+            for at in whose[t:t + window]:
                 found[at] += 1
         t += window if key in cache else 1
-    kept = [(tuple(text[t:t + window]), window) for t in range(0, len(text) - window + 1, window)]
+    kept = [(words(t), window) for t in range(0, len(whose) - window + 1, window)]
     return list(zip(request, found)), hits + kept
 
 
@@ -262,6 +267,7 @@ def refused(why, *args):
 
 
 REQUESTS, SIZE = read_requests()
+TEXT = {part: b"".join(WORD.pack(i, t) for t in range(SIZE[part])) for i, part in enumerate(SIZE)}
 check_counts()
 with tempfile.TemporaryDirectory() as name:
     check_refusals(pathlib.Path(name))
