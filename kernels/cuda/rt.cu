@@ -29,8 +29,20 @@ void cu_use(const struct cu *c)
     (void)cu_mem_use(c->index);
 }
 
+/* What this build was compiled for, as nvcc says it: "80, 86, 90". */
+static const char *built_for(char *ret, size_t size)
+{
+    static const int list[] = {__CUDA_ARCH_LIST__};
+    size_t n = 0;
+    for (int arch : list)
+        if (n < size)
+            n += size_t(snprintf(ret + n, size - n, "%s%d", n > 0 ? ", " : "", arch / 10));
+    return ret;
+}
+
 int cu_open(int index, enum cu_type type, struct cu **ret, char *msg, size_t msg_size)
 {
+    char archs[64];
     cudaDeviceProp p;
     struct cu *c = static_cast<struct cu *>(mem_zalloc(sizeof *c));
     if (!c) return -ENOMEM;
@@ -48,10 +60,8 @@ int cu_open(int index, enum cu_type type, struct cu **ret, char *msg, size_t msg
     c->sms = unsigned(p.multiProcessorCount);
     c->arch = p.major * 10 + p.minor;
     if (at_mma_open() < 0) {
-        snprintf(
-            msg, msg_size,
-            "GPU %d: this build has no kernels for its architecture, sm_%d (meson option gpu_arch)",
-            index, c->arch);
+        snprintf(msg, msg_size, "GPU %d: sm_%d, this build has sm_%s (meson option gpu_arch)",
+                 index, c->arch, built_for(archs, sizeof archs));
         cu_close(c);
         return -ENODEV;
     }

@@ -29,6 +29,7 @@
 #define __grid_constant__
 #define __restrict__ __restrict
 #define __shared__ static
+#define __CUDA_ARCH_LIST__ 800, 900
 #define KN_LAUNCH(kernel, grid, block, smem, stream, ...)                                          \
     hostcuda::launch(#kernel, grid, block, smem, stream, kernel, __VA_ARGS__)
 #define KN_DYNAMIC_SHARED(type, name) type *name = static_cast<type *>(hostcuda::dynamic_shared())
