@@ -7,9 +7,11 @@
  * row. */
 #include "base/clock.h"
 #include "base/mem.h"
+#include "kernels/rate.h"
 #include "tools/bench/device.h"
 #include "tools/bench/figures.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -111,6 +113,19 @@ static int measure_products(struct bench_device *b, const struct bench_rows *at)
     return r;
 }
 
+/* One large product, which no model's shape flatters or spoils: what the others are held against.
+ * Untuned, as whoever else measures it would. */
+static int measure_square(struct bench_device *b)
+{
+    const size_t n = b->emulated ? 256 : 8192;
+    struct kn_mat *w = bench_take_mat(b, n, n);
+    const double gflops = b->status < 0 ? 0 : kn_dev_gemm_gflops(b->dev, &w, 1, n);
+    if (gflops <= 0) return b->status < 0 ? b->status : -EIO;
+    json_array_append_new(b->rows, json_pack("{s:s, s:i, s:f}", "kind", "square", "n", (int)n,
+                                             "gflops", gflops));
+    return 0;
+}
+
 /* ---- copies, launches ---- */
 
 static int measure_link(struct bench_device *b, const char *kind, void *to, const void *from)
@@ -198,6 +213,7 @@ static int measure_ceilings(struct bench_device *b, const struct opts *opts, str
     r = measure_links(b);
     if (r == 0) r = measure_launches(b);
     if (r == 0) r = measure_products(b, &at);
+    if (r == 0 && !kn_info(b->dev)->is_host) r = measure_square(b);
     if (r == 0) print_ceilings(b);
     return r;
 }

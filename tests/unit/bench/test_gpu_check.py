@@ -21,7 +21,9 @@ OVERLAP = {"meta": {}, "rows": [{"strategy": "hkvd", "throttle_gbps": 7, "time_m
                                  "compute_ms": 11.0, "time_per_max": 1.09, "can_overlap": True}]}
 THROUGHPUT = {"meta": {"throughput_at_slo": {"full": 2.0, "blend": 13.0}, "throughput_ratio": 6.5,
                        "ttft_ms_unloaded": {"full": 80.0, "blend": 20.0}}, "rows": []}
-CEIL = {"meta": {}, "rows": [{"kind": "copy", "gbps": 4000.0}, {"kind": "run", "us": 20.0},
+CEIL = {"meta": {"ceilings": {"gemm_gflops": 6e5}},
+        "rows": [{"kind": "copy", "gbps": 4000.0}, {"kind": "run", "us": 20.0},
+                 {"kind": "square", "n": 8192, "gflops": 8e5, "share": 1.33},
                              {"kind": "gemm", "weight": "layer", "rows": 3104, "gflops": 7e5, "share": 0.97}]}
 STUB = """#!{python}
 import json, sys, time
@@ -102,6 +104,9 @@ class GpuCheck(unittest.TestCase):
         self.assertIn("0.90 of the GEMM ceiling, 500 TFLOP/s", full["beside"])
         self.assertEqual(by_name["hkvd, 0.15 recomputed"]["value"], "4.00x")
         self.assertEqual(by_name["a layer's products, 3104 rows"]["value"], "700 TFLOP/s")
+        square = by_name["a product of 8192 x 8192 x 8192"]
+        self.assertEqual((square["value"], square["met"]), ("800 TFLOP/s", False))
+        self.assertIn("0.75 of it", square["beside"])
         self.assertEqual(by_name["copy"]["value"], "4000.0 GB/s")
         self.assertFalse(by_name["hkvd behind 7 GB/s"]["met"])
         self.assertIn("0.90 hidden", by_name["hkvd behind 7 GB/s"]["beside"])
