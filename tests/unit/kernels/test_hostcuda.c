@@ -325,6 +325,49 @@ TEST(the_second_device_runs_on_any_thread)
     devices(1);
 }
 
+struct looked_up {
+    const struct kn_mat *w;
+    int32_t *id;
+    float *ret;
+};
+
+static int look_up(struct kn_stream *st, void *arg)
+{
+    const struct looked_up *l = arg;
+    return kn_embed(st, l->w, l->id, 2, l->ret, 4096);
+}
+
+/* Rows may be made anew in the same place once they are given, pinned or not, whatever of them is
+ * still on its way: here thrice the memory that they pass through, some slices larger than half of
+ * it. */
+TEST(weights_are_the_callers_again_once_they_are_given)
+{
+    enum { K = 4096, SLICE = 320, SLICES = 4, LARGE = 1200, N = SLICES * SLICE + 2 * LARGE };
+    struct kn_dev *d = open_device(KN_ARITH_F32);
+    float *rows = kn_mem_alloc(d, KN_MEM_HOST, LARGE * K * sizeof *rows);
+    struct kn_mat *w = NULL;
+    struct looked_up l = {.id = kn_mem_alloc(d, KN_MEM_SHARED, 2 * sizeof *l.id),
+                          .ret = kn_mem_alloc(d, KN_MEM_SHARED, 2 * K * sizeof *l.ret)};
+    ASSERT_OK(kn_mat_create(d, N, K, &w));
+    for (size_t at = 0, n; at < N; at += n) {
+        n = at < SLICES * SLICE ? SLICE : LARGE;
+        for (size_t i = 0; i < n; i++)
+            rows[i * K] = rows[i * K + K - 1] = (float)(at + i);
+        ASSERT_OK(kn_mat_fill(w, at, n, rows));
+    }
+    ASSERT_OK(kn_mat_done(w));
+    l.w = w;
+    for (int32_t i = 0; i < N; i += 2) {
+        l.id[0] = i, l.id[1] = i + 1;
+        ASSERT_OK(run(d, look_up, &l));
+        for (size_t j = 0; j < 2; j++)
+            ASSERT_TRUE(l.ret[j * K] == (float)l.id[j] && l.ret[j * K + K - 1] == (float)l.id[j]);
+    }
+    kn_mem_free(d, rows), kn_mem_free(d, l.id), kn_mem_free(d, l.ret);
+    kn_mat_destroy(w);
+    kn_dev_destroy(d);
+}
+
 struct product {
     struct kn_gemm_args g;
 };
