@@ -454,6 +454,7 @@ struct hostcuda_graph {
 };
 struct hostcuda_stream {
     int device;
+    bool hurries; /* for copies: with mode.eager it waits for nobody but events */
     std::deque<hostcuda::Work> queue;
     std::shared_ptr<hostcuda::Works> recorded; /* while it records: */
     std::thread::id recorder;                  /* for whom */
@@ -465,6 +466,24 @@ struct hostcuda_event {
 
 namespace hostcuda
 {
+Mode mode;
+
+/* "eager", "seed=N" and "algorithms=N", with commas between. */
+static void set_mode(const char *words)
+{
+    mode = Mode();
+    for (const char *w = words, *end; w && *w; w = *end ? end + 1 : end) {
+        end = w + strcspn(w, ",");
+        const size_t n = size_t(end - w);
+        if (n == 5 && strncmp(w, "eager", n) == 0)
+            mode.eager = true;
+        else
+            misuse("no such mode", w);
+    }
+}
+
+static const bool mode_is_set = (set_mode(getenv("KVBLEND_HOSTCUDA")), true);
+
 static std::set<cudaStream_t> streams;
 /* Processes that are tested as a whole are told by a variable. */
 static int devices_told()
@@ -482,13 +501,22 @@ void check_device(cudaStream_t s)
     if (s->device != device) misuse("work of one device is given to a stream of another", nullptr);
 }
 
+static void catch_up();
+template <class F> static cudaError_t run_while(F wanted);
+
+static void put(cudaStream_t s, const Work &w)
+{
+    s->queue.push_back(w);
+    if (mode.eager && s->hurries) (void)run_while(catch_up);
+}
+
 void enqueue(cudaStream_t s, std::function<void()> work)
 {
     std::lock_guard<std::recursive_mutex> guard(lock);
     if (s->recorded)
         s->recorded->push_back(work);
     else
-        s->queue.push_back({work, nullptr, false, 0, nullptr});
+        put(s, {work, nullptr, false, 0, nullptr});
 }
 
 /* What no recording may hold; said of a stream, or of all that this thread records. */
@@ -517,12 +545,24 @@ static void step(cudaStream_t s)
         if (last_error == cudaSuccess) w.run();
     } else if (w.fires) {
         if (w.mark->fired < w.turn) w.mark->fired = w.turn;
+        if (mode.eager) catch_up();
     } else {
         while (w.mark->fired < w.turn) {
             if (w.from->queue.empty()) misuse("an event that its stream does not have", nullptr);
             step(w.from);
         }
     }
+}
+
+/* What hurries goes as far as events let it, in front of everything else that is queued. */
+static void catch_up()
+{
+    for (cudaStream_t s : streams)
+        while (s->hurries && !s->queue.empty()) {
+            const Work &w = s->queue.front();
+            if (!w.run && !w.fires && w.mark->fired < w.turn) break;
+            step(s);
+        }
 }
 
 /* Processes that are tested as a whole lose their device when this file appears, which is taken. */
@@ -582,6 +622,12 @@ extern "C" __attribute__((visibility("default"))) void hostcuda_counts(unsigned 
 {
     *launches = n_launches;
     *waits = n_waits;
+}
+
+/* As KVBLEND_HOSTCUDA says it, from now on. */
+extern "C" __attribute__((visibility("default"))) void hostcuda_mode(const char *words)
+{
+    set_mode(words);
 }
 
 static bool records = true;
@@ -736,7 +782,9 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned)
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int)
 {
-    return cudaStreamCreateWithFlags(s, flags);
+    const cudaError_t e = cudaStreamCreateWithFlags(s, flags);
+    (*s)->hurries = true;
+    return e;
 }
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
@@ -768,7 +816,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned)
     std::lock_guard<std::recursive_mutex> guard(lock);
     const Mark &m = *e->mark;
     if (spoils(s)) return cudaErrorStreamCaptureUnsupported;
-    if (m.fired < m.recorded) s->queue.push_back({nullptr, e->mark, false, m.recorded, m.from});
+    if (m.fired < m.recorded) put(s, {nullptr, e->mark, false, m.recorded, m.from});
     return last_error;
 }
 
@@ -844,7 +892,7 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
     std::lock_guard<std::recursive_mutex> guard(lock);
     if (spoils(s)) return cudaErrorStreamCaptureUnsupported;
     e->mark->from = s;
-    s->queue.push_back({nullptr, e->mark, true, ++e->mark->recorded, s});
+    put(s, {nullptr, e->mark, true, ++e->mark->recorded, s});
     return last_error;
 }
 

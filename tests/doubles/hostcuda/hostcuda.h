@@ -6,6 +6,9 @@
  * order of its stream when somebody waits for it, never earlier: a host that reads too soon, or a
  * stream that does not wait for another one's event, finds old bytes. Copies from pageable memory
  * read it at once, those from registered or pinned memory when their turn comes.
+ * That is as late as may be; KVBLEND_HOSTCUDA=eager is as early: what goes to a stream with a
+ * priority, as those for copies are, runs at once as far as events let it, so that a copy which
+ * nothing holds back overtakes who still reads.
  * A stream that records keeps what is queued, arguments by value; a graph runs them with just
  * those. What may not be in between (waiting, memory, events, pageable copies) spoils the
  * recording. Device memory is out of the host's reach but while the queue runs, where the processor
@@ -146,6 +149,10 @@ extern const Thread *current;
 extern dim3 block_index, block_size, grid_size;
 void count_launch(); /* of a kernel or product that runs; those of a graph are one */
 extern int arch;     /* 90: compute capability 9.0 */
+struct Mode {
+    bool eager;
+};
+extern Mode mode;
 
 void *dynamic_shared();
 void block_barrier();

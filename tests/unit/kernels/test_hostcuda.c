@@ -713,6 +713,63 @@ TEST(copies_of_a_stream_of_ones_own_reach_what_operations_read)
     kn_dev_destroy(d);
 }
 
+static void set_mode(const char *words)
+{
+    void (*fn)(const char *) = NULL;
+    *(void **)&fn = kern_hook("hostcuda_mode");
+    fn(words);
+}
+
+struct copied {
+    void *to;
+    const void *from;
+    size_t bytes;
+};
+
+static int copy_later(struct kn_stream *st, void *arg)
+{
+    const struct copied *c = arg;
+    return kn_copy(st, c->to, c->from, c->bytes);
+}
+
+/* A copy that nothing holds back: it comes too late for who does not wait for it, and in the other
+ * mode too early for who still reads. */
+TEST(an_eager_copy_overtakes_who_still_reads)
+{
+    enum { N = 64 };
+    char host[N], *wanted[2] = {"", "eager"};
+    for (int eager = 0; eager < 2; eager++) {
+        set_mode(wanted[eager]);
+        struct kn_dev *d = open_device(KN_ARITH_F32);
+        struct gpu *g = NULL;
+        struct gpu_stream *s = NULL;
+        gpu_of(d, &g);
+        char *dev = kn_mem_alloc(d, KN_MEM_DEVICE, N), *seen = kn_mem_alloc(d, KN_MEM_SHARED, N);
+        struct copied c = {seen, dev, N};
+        memset(host, 1, N);
+        ASSERT_OK(kn_mem_copy(d, dev, host, N));
+        ASSERT_OK(gpu_host_register(g, host, N));
+        ASSERT_OK(gpu_stream_create(g, -1, &s));
+        kn_defer(d, true);
+        ASSERT_OK(run(d, copy_later, &c));
+        kn_defer(d, false);
+        memset(host, 2, N);
+        ASSERT_OK(gpu_copy_async(g, s, dev, host, N));
+        memset(host, 3, N);
+        ASSERT_OK(kn_fence(d));
+        ASSERT_EQ(seen[0], eager ? 2 : 1);
+        ASSERT_OK(gpu_stream_sync(g, s));
+        ASSERT_OK(kn_mem_copy(d, seen, dev, N));
+        ASSERT_EQ(seen[0], eager ? 2 : 3);
+        gpu_stream_destroy(g, s);
+        gpu_host_unregister(g, host);
+        gpu_close(g);
+        kn_mem_free(d, dev), kn_mem_free(d, seen);
+        kn_dev_destroy(d);
+    }
+    set_mode("");
+}
+
 /* ---- staged KV ---- */
 
 struct load {
