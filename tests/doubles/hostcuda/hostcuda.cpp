@@ -78,6 +78,7 @@ static struct Stacks { /* theirs, when the library is unloaded */
             free(f.stack);
     }
 } stacks;
+static std::vector<size_t> after; /* whose turn is next, by whose it is */
 static std::vector<Warp> warps;
 static Barrier barrier;
 static Fiber home; /* the scheduler's own place */
@@ -164,7 +165,7 @@ static Fiber &next_fiber()
 {
     if (n_live == 0) return home;
     do
-        at = (at + 1) % n_fibers;
+        at = after[at];
     while (fibers[at].done);
     return fibers[at];
 }
@@ -295,6 +296,24 @@ void count_launch()
     n_launches += !in_graph;
 }
 
+Mode mode;
+
+/* Threads take turns by number, with a seed in another order for each block; the first one's. */
+static size_t order_turns()
+{
+    static std::vector<size_t> order;
+    order.resize(n_fibers);
+    after.resize(n_fibers);
+    for (size_t i = 0; i < n_fibers; i++) {
+        const size_t j = mode.seed ? size_t(mode.draws() % (i + 1)) : i;
+        order[i] = order[j];
+        order[j] = i;
+    }
+    for (size_t i = 0; i < n_fibers; i++)
+        after[order[i]] = order[(i + 1) % n_fibers];
+    return order[0];
+}
+
 static void run_block(dim3 block)
 {
     n_fibers = n_live = size_t(block.x) * block.y * block.z;
@@ -310,9 +329,9 @@ static void run_block(dim3 block)
         warps[f.t.warp].live |= 1u << f.t.lane;
         start(f);
     }
-    at = 0;
+    at = order_turns();
     home.done = false;
-    switch_fiber(home, fibers[0]);
+    switch_fiber(home, fibers[at]);
 }
 
 void run_grid(const char *name, dim3 grid, dim3 block, size_t smem,
@@ -466,17 +485,16 @@ struct hostcuda_event {
 
 namespace hostcuda
 {
-Mode mode;
-
-/* "eager", "seed=N" and "algorithms=N", with commas between. */
 static void set_mode(const char *words)
 {
     mode = Mode();
     for (const char *w = words, *end; w && *w; w = *end ? end + 1 : end) {
+        unsigned long long seed;
         end = w + strcspn(w, ",");
-        const size_t n = size_t(end - w);
-        if (n == 5 && strncmp(w, "eager", n) == 0)
+        if (strncmp(w, "eager", 5) == 0 && end == w + 5)
             mode.eager = true;
+        else if (sscanf(w, "seed=%llu", &seed) == 1)
+            mode.draws.seed(mode.seed = seed);
         else
             misuse("no such mode", w);
     }
@@ -628,6 +646,12 @@ extern "C" __attribute__((visibility("default"))) void hostcuda_counts(unsigned 
 extern "C" __attribute__((visibility("default"))) void hostcuda_mode(const char *words)
 {
     set_mode(words);
+}
+
+/* In which order n threads of a block come to their first statement. */
+extern "C" __attribute__((visibility("default"))) void hostcuda_turns(unsigned n, unsigned *ret)
+{
+    run_grid("turns", dim3(), dim3(n), 0, [&] { *ret++ = current->index.x; });
 }
 
 static bool records = true;

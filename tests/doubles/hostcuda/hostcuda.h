@@ -8,7 +8,8 @@
  * read it at once, those from registered or pinned memory when their turn comes.
  * That is as late as may be; KVBLEND_HOSTCUDA=eager is as early: what goes to a stream with a
  * priority, as those for copies are, runs at once as far as events let it, so that a copy which
- * nothing holds back overtakes who still reads.
+ * nothing holds back overtakes who still reads. With seed=N a block's threads take turns in an
+ * order of chance, another one for each block.
  * A stream that records keeps what is queued, arguments by value; a graph runs them with just
  * those. What may not be in between (waiting, memory, events, pageable copies) spoils the
  * recording. Device memory is out of the host's reach but while the queue runs, where the processor
@@ -23,6 +24,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <random>
 
 #define __global__
 #define __device__
@@ -149,8 +151,10 @@ extern const Thread *current;
 extern dim3 block_index, block_size, grid_size;
 void count_launch(); /* of a kernel or product that runs; those of a graph are one */
 extern int arch;     /* 90: compute capability 9.0 */
-struct Mode {
+struct Mode { /* KVBLEND_HOSTCUDA: eager,seed=N */
     bool eager;
+    uint64_t seed; /* 0: threads take turns by number */
+    std::mt19937_64 draws;
 };
 extern Mode mode;
 

@@ -720,6 +720,31 @@ static void set_mode(const char *words)
     fn(words);
 }
 
+/* One seed is one order of turns, in which everybody has one. */
+TEST(a_seed_is_an_order_of_threads)
+{
+    enum { N = 96 };
+    static const char *const words[] = {"", "seed=1", "seed=2", "eager,seed=1"};
+    unsigned turn[4][N];
+    void (*turns)(unsigned, unsigned *) = NULL;
+    *(void **)&turns = kern_hook("hostcuda_turns");
+    for (int i = 0; i < 4; i++) {
+        bool had[N] = {false};
+        set_mode(words[i]);
+        turns(N, turn[i]);
+        for (unsigned j = 0; j < N; j++) {
+            ASSERT_TRUE(turn[i][j] < N && !had[turn[i][j]]);
+            had[turn[i][j]] = true;
+            if (i == 0) ASSERT_EQ(turn[i][j], j);
+        }
+    }
+    ASSERT_MEMEQ(turn[3], turn[1], sizeof turn[1]);
+    ASSERT_TRUE(memcmp(turn[1], turn[0], sizeof turn[0]) && memcmp(turn[1], turn[2], sizeof turn[0]));
+    turns(N, turn[2]); /* the next block's is another one */
+    ASSERT_TRUE(memcmp(turn[1], turn[2], sizeof turn[0]));
+    set_mode("");
+}
+
 struct copied {
     void *to;
     const void *from;
