@@ -121,8 +121,8 @@ static int measure_square(struct bench_device *b)
     struct kn_mat *w = bench_take_mat(b, n, n);
     const double gflops = b->status < 0 ? 0 : kn_dev_gemm_gflops(b->dev, &w, 1, n);
     if (gflops <= 0) return b->status < 0 ? b->status : -EIO;
-    json_array_append_new(b->rows, json_pack("{s:s, s:i, s:f}", "kind", "square", "n", (int)n,
-                                             "gflops", gflops));
+    json_array_append_new(
+        b->rows, json_pack("{s:s, s:i, s:f}", "kind", "square", "n", (int)n, "gflops", gflops));
     return 0;
 }
 

@@ -495,7 +495,7 @@ static void set_mode(const char *words)
             mode.eager = true;
         else if (sscanf(w, "seed=%llu", &seed) == 1)
             mode.draws.seed(mode.seed = seed);
-        else
+        else if (sscanf(w, "algorithms=%u", &mode.algorithms) != 1)
             misuse("no such mode", w);
     }
 }

@@ -151,9 +151,10 @@ extern const Thread *current;
 extern dim3 block_index, block_size, grid_size;
 void count_launch(); /* of a kernel or product that runs; those of a graph are one */
 extern int arch;     /* 90: compute capability 9.0 */
-struct Mode { /* KVBLEND_HOSTCUDA: eager,seed=N */
+struct Mode {        /* KVBLEND_HOSTCUDA: eager,seed=N,algorithms=N */
     bool eager;
-    uint64_t seed; /* 0: threads take turns by number */
+    uint64_t seed;       /* 0: threads take turns by number */
+    unsigned algorithms; /* of products, another one for other shapes; 0: one */
     std::mt19937_64 draws;
 };
 extern Mode mode;

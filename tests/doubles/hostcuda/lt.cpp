@@ -1,7 +1,10 @@
 /* The products of hostcuda.h: cuBLASLt on plain loops.
  *
- * Every output is one sum in one order whatever the other rows and columns, but for algorithms
- * besides number 0, which tests ask for (hostcuda_algorithms). Thread: as hostcuda.h. */
+ * Every output is one sum in one order whatever the other rows and columns, an order for each
+ * algorithm. There is number 0 alone until tests ask for more: by hostcuda_algorithms(), of which
+ * the tuning may choose, or for whole programs by KVBLEND_HOSTCUDA=algorithms=N, of which a shape
+ * has one, by the seed: as on a device other rows take other algorithms, but whichever was timed
+ * fastest would be another one in each run. Thread: as hostcuda.h. */
 #include "tests/doubles/hostcuda/hostcuda.h"
 
 #include <chrono>
@@ -37,6 +40,13 @@ extern "C" __attribute__((visibility("default"))) void hostcuda_algorithms(unsig
 {
     n_algorithms = n < ALGORITHMS_MAX ? n : unsigned(ALGORITHMS_MAX);
     best_algorithm = best;
+}
+
+static uint64_t first_of(const hostcuda_layout *a, const hostcuda_layout *b)
+{
+    const unsigned most = ALGORITHMS_MAX, n = mode.algorithms < most ? mode.algorithms : most;
+    const uint64_t shape = a->cols << 42 ^ a->rows << 21 ^ b->cols;
+    return n ? std::mt19937_64(mode.seed ^ shape)() % n : 0;
 }
 
 /* Those whose bit is set are suggested and do not run. */
@@ -172,9 +182,11 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
     const bool by_row = d->a_mode == CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
     if (!fits(d, a, b, o) || (by_row && (!d->a_scale || !d->b_scale)))
         return CUBLAS_STATUS_NOT_SUPPORTED;
-    for (*n = 0; *n < want && unsigned(*n) < n_algorithms; ++*n) {
+    const uint64_t first = first_of(a, b);
+    const unsigned all = mode.algorithms ? 1 : n_algorithms;
+    for (*n = 0; *n < want && unsigned(*n) < all; ++*n) {
         r[*n] = cublasLtMatmulHeuristicResult_t();
-        r[*n].algo.data[0] = uint64_t(*n);
+        r[*n].algo.data[0] = first + uint64_t(*n);
         for (int i = 0; i < 4; i++)
             r[*n].algo.data[1 + i] = p->align[i];
     }
@@ -217,16 +229,19 @@ static void widen(const void *p, cudaDataType_t t, size_t at0, size_t n, float *
     }
 }
 
-static float dot(const float *x, const float *y, size_t n)
+/* In blocks of eight, of which another algorithm begins with another one. */
+static float dot(const float *x, const float *y, size_t n, size_t algorithm)
 {
     float part[8] = {0};
-    size_t i = 0;
-    for (; i + 8 <= n; i += 8)
-        for (int j = 0; j < 8; j++)
-            part[j] += x[i + size_t(j)] * y[i + size_t(j)];
+    const size_t blocks = n / 8;
+    for (size_t b = 0; b < blocks; b++) {
+        const size_t i = (b + algorithm) % blocks * 8;
+        for (size_t j = 0; j < 8; j++)
+            part[j] += x[i + j] * y[i + j];
+    }
     float sum =
         ((part[0] + part[4]) + (part[1] + part[5])) + ((part[2] + part[6]) + (part[3] + part[7]));
-    for (; i < n; i++)
+    for (size_t i = blocks * 8; i < n; i++)
         sum += x[i] * y[i];
     return sum;
 }
@@ -235,6 +250,7 @@ struct Sides { /* op(A) = A^T: both have k down their columns */
     const void *a, *b;
     hostcuda_layout A, B, O;
     void *o;
+    size_t algorithm;
 };
 
 static void multiply(const Sides &s, const hostcuda_matmul &m, float scale, float keep)
@@ -248,7 +264,7 @@ static void multiply(const Sides &s, const hostcuda_matmul &m, float scale, floa
         widen(s.a, s.A.type, i * size_t(s.A.ld), k, y.data());
         for (size_t j = 0; j < s.B.cols; j++) {
             float *out = static_cast<float *>(s.o) + j * size_t(s.O.ld) + i;
-            float sum = scale * dot(y.data(), x.data() + j * k, k);
+            float sum = scale * dot(y.data(), x.data() + j * k, k, s.algorithm);
             if (by_row) sum *= m.a_scale[i] * m.b_scale[j];
             if (keep != 0) sum += keep * *out;
             if (m.epilogue == CUBLASLT_EPILOGUE_BIAS) sum += m.bias[i];
@@ -283,11 +299,11 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, const vo
         if (reinterpret_cast<uintptr_t>(at[i]) % algo->data[1 + i])
             hostcuda::misuse("a product at addresses that its algorithm was not asked for");
     const hostcuda_matmul m = *d;
-    const Sides s = {a, b, *la, *lb, *lo, o};
+    const size_t number = size_t(algo->data[0]);
+    const Sides s = {a, b, *la, *lb, *lo, o, number};
     const bool whole = la->type == CUDA_R_8I;
     const float scale = whole ? 1.0f : *static_cast<const float *>(alpha),
                 keep = whole ? 0.0f : *static_cast<const float *>(beta);
-    const size_t number = size_t(algo->data[0]);
     if (refusing >> number & 1) return CUBLAS_STATUS_NOT_SUPPORTED;
     enqueue(stream, [=] {
         count_launch();

@@ -739,7 +739,8 @@ TEST(a_seed_is_an_order_of_threads)
         }
     }
     ASSERT_MEMEQ(turn[3], turn[1], sizeof turn[1]);
-    ASSERT_TRUE(memcmp(turn[1], turn[0], sizeof turn[0]) && memcmp(turn[1], turn[2], sizeof turn[0]));
+    ASSERT_TRUE(memcmp(turn[1], turn[0], sizeof turn[0]) &&
+                memcmp(turn[1], turn[2], sizeof turn[0]));
     turns(N, turn[2]); /* the next block's is another one */
     ASSERT_TRUE(memcmp(turn[1], turn[2], sizeof turn[0]));
     set_mode("");

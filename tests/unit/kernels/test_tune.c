@@ -187,6 +187,38 @@ TEST(what_the_library_refuses_is_tried_otherwise_and_counted)
     suggest(1, 0);
 }
 
+static void set_mode(const char *words)
+{
+    void (*fn)(const char *);
+    *(void **)&fn = kern_hook("hostcuda_mode");
+    fn(words);
+}
+
+/* Of whole programs: products of other rows run on other algorithms, the same ones each time, and
+ * there is nothing to tune. */
+TEST(programs_can_be_told_to_have_several)
+{
+    unsigned seen = 0, again = 0;
+    for (int i = 0; i < 2; i++) {
+        set_mode("seed=1,algorithms=4");
+        struct kn_dev *d = open_device(NULL, &(struct kn_tuning){0});
+        for (size_t m = 1; m <= 16; m++) {
+            const unsigned which = used(d, m);
+            ASSERT_TRUE(which < KNOWN);
+            *(i ? &again : &seen) = (i ? again : seen) * 31 + which;
+        }
+        kn_dev_destroy(d);
+        ASSERT_EQ(tuned(NULL, BUDGET_MS), 0);
+        set_mode("");
+    }
+    ASSERT_TRUE(seen != 0); /* not number 0 always */
+    ASSERT_EQ(seen, again);
+    struct kn_dev *d = open_device(NULL, &(struct kn_tuning){0});
+    for (size_t m = 1; m <= 16; m++)
+        ASSERT_EQ(used(d, m), 0);
+    kn_dev_destroy(d);
+}
+
 /* Hardly any time: little is measured, and the next start does it. */
 TEST(what_the_budget_does_not_reach_is_left)
 {
