@@ -358,16 +358,23 @@ int kn_kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, cons
     return m ? stream_ops(st)->row->kv_put(st, kv, layer, pos, m, k, ldk, v, ldv) : 0;
 }
 
-int kn_kv_load(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, int32_t pos0, size_t n,
-               const void *k, const void *v, enum kn_dtype t, const struct kn_rope *rope)
+static bool stored_fits(const struct kn_stored *s, const struct kn_kv *kv,
+                        const struct kn_rope *rope)
 {
-    if (n == 0) return 0;
-    if (kv->each || pos0 < 0 || n > kv->n_pages * P || (size_t)pos0 > kv->n_pages * P - n)
-        return -EINVAL;
-    if (rope && (rope->K != kv->K || rope->n_rot > rope->K || rope->n_rot % 2 ||
-                 (size_t)pos0 + n > rope->pos_cap))
-        return -EINVAL;
-    return stream_ops(st)->row->kv_load(st, kv, layer, pos0, n, k, v, t, rope);
+    const size_t cap = kv->n_pages * P;
+    if ((unsigned)s->t >= DTYPES || s->n == 0 || s->pos0 < 0) return false;
+    if (s->n > cap || (size_t)s->pos0 > cap - s->n) return false;
+    return s->rot0 < 0 || (rope && (size_t)s->rot0 + s->n <= rope->pos_cap);
+}
+
+int kn_kv_load(struct kn_stream *st, const struct kn_kv *kv, unsigned layer,
+               const struct kn_rope *rope, const struct kn_stored *piece, size_t n_pieces)
+{
+    if (kv->each || n_pieces > KN_PIECES) return -EINVAL;
+    if (rope && (rope->K != kv->K || rope->n_rot > rope->K || rope->n_rot % 2)) return -EINVAL;
+    for (size_t i = 0; i < n_pieces; i++)
+        if (!stored_fits(&piece[i], kv, rope)) return -EINVAL;
+    return n_pieces ? stream_ops(st)->row->kv_load(st, kv, layer, rope, piece, n_pieces) : 0;
 }
 
 int kn_encode_rows(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n, size_t K,
@@ -397,11 +404,14 @@ int kn_attn_mass(struct kn_stream *st, const struct kn_attn_args *a, float *mass
     return a->m && n_keys ? stream_ops(st)->row->attn_mass(st, a, mass, key0, n_keys) : 0;
 }
 
-int kn_deviation(struct kn_stream *st, const float *a, size_t lda, const void *b, enum kn_dtype t,
-                 size_t m, size_t n, size_t K, float *ret)
+int kn_deviation(struct kn_stream *st, const float *a, size_t lda, const int32_t *pos, size_t m,
+                 const struct kn_stored *piece, size_t n_pieces, unsigned G, unsigned K, float *ret)
 {
-    if (lda < n || (b && (K == 0 || (unsigned)t >= DTYPES))) return -EINVAL;
-    return m ? stream_ops(st)->row->deviation(st, a, lda, b, t, m, n, K, ret) : 0;
+    if (K == 0 || lda < (size_t)G * K || n_pieces > KN_PIECES) return -EINVAL;
+    for (size_t i = 0; i < n_pieces; i++)
+        if ((unsigned)piece[i].t >= DTYPES) return -EINVAL;
+    if (m == 0 || n_pieces == 0) return 0;
+    return stream_ops(st)->row->deviation(st, a, lda, pos, m, piece, n_pieces, G, K, ret);
 }
 
 int kn_edit(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t n,

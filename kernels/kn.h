@@ -284,12 +284,13 @@ size_t kn_kv_layer_values(unsigned G, unsigned K); /* of one page of one layer: 
 /* Store rotated K and V rows at positions pos[i]. k, v: [m, G, K] with row strides. */
 int kn_kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, const int32_t *pos,
               size_t m, const float *k, size_t ldk, const float *v, size_t ldv);
-/* Store rows that come from a record: K un-rotated and V, [n, G, K] contiguous in dtype t, at
- * positions pos0 … pos0+n-1 of one sequence, K rotated there (rope NULL: stored as it is). Rows
- * that are recomputed overwrite theirs with kn_kv_put() afterwards. k, v may lie anywhere, the
- * host's own memory included, and must stay until the run is over. */
-int kn_kv_load(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, int32_t pos0, size_t n,
-               const void *k, const void *v, enum kn_dtype t, const struct kn_rope *rope);
+/* Store rows that come from records, K rotated; pieces have no position in common. Rows that are
+ * recomputed overwrite theirs with kn_kv_put() afterwards. k, v may lie anywhere, the host's own
+ * memory included, and must stay until the run is over. One launch for KN_PIECES, the most that
+ * a call may have; those of one dtype are faster. */
+int kn_kv_load(struct kn_stream *st, const struct kn_kv *kv, unsigned layer,
+               const struct kn_rope *rope /* NULL: no rot0 asks for it */,
+               const struct kn_stored *piece, size_t n_pieces);
 /* f32 rows x [m, n], stride ldx -> contiguous rows of dtype t, each n values in heads of K (round
  * to nearest even); -ERANGE when a value does not fit f16 or Q8, which know no infinity and no NaN,
  * -EINVAL when n is not whole heads. out may be the host's own memory, and is filled on return:
@@ -323,10 +324,11 @@ int kn_attn(struct kn_stream *st, const struct kn_attn_args *a);
 int kn_attn_mass(struct kn_stream *st, const struct kn_attn_args *a, float *mass, size_t key0,
                  size_t n_keys);
 
-/* ret[i] = sum of squares of (a[i] - b[i]) over n values, fp32. Rows of n, in heads of K; b in
- * dtype t, anywhere as in kn_kv_load(), NULL = 0. */
-int kn_deviation(struct kn_stream *st, const float *a, size_t lda, const void *b, enum kn_dtype t,
-                 size_t m, size_t n, size_t K, float *ret /* [m] */);
+/* ret[pos[i]] = sum of squares, fp32, of row i of a [m, G*K] less the stored K of that position, if
+ * a piece has it; v and rot0 are not read. Pieces as in kn_kv_load(). */
+int kn_deviation(struct kn_stream *st, const float *a, size_t lda, const int32_t *pos, size_t m,
+                 const struct kn_stored *piece, size_t n_pieces, unsigned G, unsigned K,
+                 float *ret);
 /* The first n_edits[i] of row i of list [m, stride], all of different ids, are done to row i of x
  * [m, n], stride ldx. What is beyond n is left out. */
 int kn_edit(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t n,

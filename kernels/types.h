@@ -20,6 +20,17 @@ struct kn_rope {
     float mscale; /* 1 unless YaRN */
 };
 
+enum { KN_PIECES = 16 }; /* of a call; chosen: 640 of the 4 KB that a launch may have by value */
+/* Rows of a record: K un-rotated and V, [n, G, K] contiguous in dtype t, of positions pos0 …
+ * pos0+n-1 of one sequence. */
+struct kn_stored {
+    int32_t pos0;
+    int32_t rot0; /* K belongs at rot0 … rot0+n-1 of the table; -1: it is not rotated */
+    size_t n;     /* not 0 */
+    const void *k, *v;
+    enum kn_dtype t;
+};
+
 /* The pages of one row of many. */
 struct kn_pages {
     const int32_t *id; /* [n] */

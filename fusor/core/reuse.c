@@ -145,38 +145,54 @@ struct place {
     enum fus_bring what;
 };
 
-/* The rotation of a range's stored K; NULL: none. Wrong where a fault is injected. */
-static const struct kn_rope *rope_of(const struct fus_core *c, bool exact, struct kn_rope *tmp)
+/* Where a range's stored K of a position is rotated to. Wrong where a fault is injected: a chunk
+ * ends before the prompt does, so the table has a row for the next place. */
+static int32_t rotation_of(const struct fus_core *c, bool exact, size_t pos)
 {
-    if (c->fault == FUS_FAULT_NONE || exact) return &c->rope;
-    if (c->fault == FUS_FAULT_REPOSITION) return NULL;
-    /* A chunk ends before the prompt does: the table has a row for the next place. */
-    *tmp = c->rope;
-    tmp->cos += tmp->n_rot / 2;
-    tmp->sin += tmp->n_rot / 2;
-    tmp->pos_cap--;
-    return tmp;
+    if (c->fault == FUS_FAULT_NONE || exact) return (int32_t)pos;
+    return c->fault == FUS_FAULT_REPOSITION ? -1 : (int32_t)pos + 1;
+}
+
+struct batch { /* pieces that are placed together */
+    struct kn_stream *st;
+    const struct place *p;
+    struct kn_stored piece[KN_PIECES];
+    size_t n;
+};
+
+static int place_batch(struct batch *b)
+{
+    const struct fus_prefill *f = b->p->f;
+    const size_t n = b->n;
+    b->n = 0;
+    return kn_kv_load(b->st, &f->kv, b->p->layer, &f->core->rope, b->piece, n);
+}
+
+/* Rows [lo, hi) of a range to pos0 and on. */
+static int add_rows(struct batch *b, const struct pre_range *g, size_t lo, size_t hi, int32_t pos0,
+                    int32_t rot0)
+{
+    const struct model_cfg *cfg = &b->p->f->core->cfg;
+    const size_t at = lo * kn_row_bytes(g->cur.dtype, cfg->G, cfg->K);
+    int r = b->n == KN_PIECES ? place_batch(b) : 0;
+    b->piece[b->n++] = (struct kn_stored){.pos0 = pos0,
+                                          .rot0 = rot0,
+                                          .n = hi - lo,
+                                          .k = (const char *)g->cur.k + at,
+                                          .v = (const char *)g->cur.v + at,
+                                          .t = g->cur.dtype};
+    return r;
 }
 
 /* Of rows [lo, hi) of a chunk the anchors: rotated to their place in the prompt, wherever they are
  * stored. */
-static int place_anchors(struct kn_stream *st, const struct place *p, const struct pre_range *g,
-                         size_t lo, size_t hi)
+static int add_anchors(struct batch *b, const struct pre_range *g, size_t lo, size_t hi)
 {
-    const struct fus_prefill *f = p->f;
-    const struct model_cfg *cfg = &f->core->cfg;
-    const size_t bytes = kn_row_bytes(g->cur.dtype, cfg->G, cfg->K);
+    const struct fus_prefill *f = b->p->f;
     int r = 0;
     for (size_t i = lo; r == 0 && i < hi; i++) {
         const uint32_t t = g->r.tok0 + (uint32_t)i;
-        struct kn_rope rope = f->core->rope;
-        if (!f->plan.anchor[t]) continue;
-        const size_t shift = g->ask0 + i - (size_t)f->b.row[t];
-        rope.cos += shift * (rope.n_rot / 2);
-        rope.sin += shift * (rope.n_rot / 2);
-        rope.pos_cap -= shift;
-        r = kn_kv_load(st, &f->kv, p->layer, f->b.row[t], 1, (const char *)g->cur.k + i * bytes,
-                       (const char *)g->cur.v + i * bytes, g->cur.dtype, &rope);
+        if (f->plan.anchor[t]) r = add_rows(b, g, i, i + 1, f->b.row[t], (int32_t)(g->ask0 + i));
     }
     return r;
 }
@@ -186,29 +202,23 @@ static int place_block(struct kn_stream *st, void *arg, size_t row0, size_t m)
 {
     const struct place *p = arg;
     const struct fus_prefill *f = p->f;
-    const struct model_cfg *cfg = &f->core->cfg;
+    struct batch b = {.st = st, .p = p};
     size_t at = 0;
     int r = near_wait(f, st, p->layer);
-    if (r < 0) return r;
-    for (size_t i = 0; i < f->n_range && at < row0 + m; i++) {
+    for (size_t i = 0; r == 0 && i < f->n_range && at < row0 + m; i++) {
         const struct pre_range *g = &f->range[i];
         if (!range_wanted(g, p->what)) continue;
         const size_t lo = row0 > at ? row0 - at : 0;
         const size_t hi = row0 + m - at < g->r.n ? row0 + m - at : g->r.n;
         at += g->r.n;
         if (lo >= hi) continue;
-        const size_t off = lo * kn_row_bytes(g->cur.dtype, cfg->G, cfg->K);
-        const uint32_t tok0 = f->stage == STAGE_SCORE ? g->ask0 : g->r.tok0;
-        struct kn_rope tmp;
+        const size_t pos0 = (f->stage == STAGE_SCORE ? g->ask0 : g->r.tok0) + lo;
         if (p->what == BRING_ANCHORS && !g->r.exact)
-            r = place_anchors(st, p, g, lo, hi);
+            r = add_anchors(&b, g, lo, hi);
         else
-            r = kn_kv_load(st, &f->kv, p->layer, (int32_t)(tok0 + lo), hi - lo,
-                           (const char *)g->cur.k + off, (const char *)g->cur.v + off, g->cur.dtype,
-                           rope_of(f->core, g->r.exact, &tmp));
-        if (r < 0) return r;
+            r = add_rows(&b, g, lo, hi, (int32_t)pos0, rotation_of(f->core, g->r.exact, pos0));
     }
-    return 0;
+    return r < 0 ? r : place_batch(&b);
 }
 
 size_t fus_reuse_tokens(const struct fus_prefill *f, enum fus_bring what)
@@ -282,34 +292,25 @@ void fus_captures_close(struct fus_prefill *f, size_t most, int status)
 
 /* ---- scores ---- */
 
-/* Squared L2 between fresh and stored K, both before RoPE (a rotation keeps the norm). Of the rows
- * those of reused tokens: runs of neighbours within one range. */
+/* Squared L2 between fresh and stored K, both before RoPE (a rotation keeps the norm), of the rows
+ * that are reused tokens'. */
 int fus_deviation_rows(struct fus_prefill *f, const struct kv_rows *rows)
 {
     const struct model_cfg *cfg = &f->core->cfg;
-    const size_t GK = (size_t)cfg->G * cfg->K, m = rows->n;
-    const int32_t *pos = f->b.pos + rows->row0;
-    size_t i = 0, n;
+    struct kn_stored piece[KN_PIECES];
+    size_t n = 0;
     int r = near_wait(f, rows->st, f->layer);
-    if (r < 0) return r;
-    for (size_t j = 0; j < f->n_range && i < m; j++) {
-        const struct pre_range *g = &f->range[j];
-        if (!g->active || g->r.exact) continue;
-        while (i < m && (uint32_t)pos[i] < g->r.tok0)
-            i++;
-        for (; i < m && (uint32_t)pos[i] < g->r.tok0 + g->r.n; i += n) {
-            const uint32_t t = (uint32_t)pos[i], at = t - g->r.tok0;
-            n = 1;
-            while (i + n < m && (uint32_t)pos[i + n] == t + n && at + n < g->r.n)
-                n++;
-            const char *stored =
-                (const char *)g->cur.k + at * kn_row_bytes(g->cur.dtype, cfg->G, cfg->K);
-            r = kn_deviation(rows->st, rows->k + i * rows->ld, rows->ld, stored, g->cur.dtype, n,
-                             GK, cfg->K, f->b.dev + t);
-            if (r < 0) return r;
-        }
+    for (size_t i = 0; r == 0 && i < f->n_range; i++) {
+        const struct pre_range *g = &f->range[i];
+        if (g->active && !g->r.exact)
+            piece[n++] = (struct kn_stored){
+                .pos0 = (int32_t)g->r.tok0, .n = g->r.n, .k = g->cur.k, .t = g->cur.dtype};
+        if (n < KN_PIECES && i + 1 < f->n_range) continue;
+        r = kn_deviation(rows->st, rows->k, rows->ld, f->b.pos + rows->row0, rows->n, piece, n,
+                         cfg->G, cfg->K, f->b.dev);
+        n = 0;
     }
-    return 0;
+    return r;
 }
 
 struct mass {

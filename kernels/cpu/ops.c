@@ -155,43 +155,45 @@ static int decode_values(const struct kn_simd *simd, const void *x, size_t first
 struct load_par {
     const struct kn_kv *kv;
     unsigned layer;
-    int32_t pos0;
-    size_t n;
-    const void *k, *v;
-    enum kn_dtype t;
     const struct kn_rope *rope;
+    const struct kn_stored *piece;
 };
 
 /* The tokens of one page: decode and rotate them in scratch, then store them. */
 static int load_item(struct kn_stream *st, void *arg, size_t item)
 {
     const struct load_par *l = arg;
-    size_t GK = (size_t)l->kv->G * l->kv->K, page = (size_t)l->pos0 / P + item;
-    size_t a = page * P > (size_t)l->pos0 ? page * P : (size_t)l->pos0; /* absolute positions */
-    size_t b = (page + 1) * P, end = (size_t)l->pos0 + l->n;
+    const struct kn_stored *s = l->piece;
+    size_t GK = (size_t)l->kv->G * l->kv->K, pos0 = (size_t)s->pos0, page = pos0 / P + item;
+    size_t a = page * P > pos0 ? page * P : pos0; /* absolute positions */
+    size_t b = (page + 1) * P, end = pos0 + s->n;
     if (b > end) b = end;
-    size_t i0 = a - (size_t)l->pos0, n = b - a;
+    size_t i0 = a - pos0, n = b - a;
     float *k = kn_cpu_scratch(st, KN_SLOT_KV, 2 * P * GK * sizeof(float));
     if (!k) return -ENOMEM;
     float *v = k + P * GK;
     const struct kn_simd *simd = st->dev->simd;
-    int r = decode_values(simd, l->k, i0 * GK, n * GK, l->kv->K, l->t, k);
-    if (r == 0) r = decode_values(simd, l->v, i0 * GK, n * GK, l->kv->K, l->t, v);
-    for (size_t i = 0; i < n && r == 0 && l->rope; i++)
-        r = rope_row(simd, l->rope, k + i * GK, l->kv->G, (int32_t)(a + i));
+    int r = decode_values(simd, s->k, i0 * GK, n * GK, l->kv->K, s->t, k);
+    if (r == 0) r = decode_values(simd, s->v, i0 * GK, n * GK, l->kv->K, s->t, v);
+    for (size_t i = 0; i < n && r == 0 && s->rot0 >= 0; i++)
+        r = rope_row(simd, l->rope, k + i * GK, l->kv->G, s->rot0 + (int32_t)(i0 + i));
     if (r < 0) return r;
     const struct kn_attn_ops *ops = kn_cpu_attn_ops(st->dev);
     return ops->put(l->kv, kv_page(l->kv, l->layer, page, ops->value_bytes), a % P, n, k, GK, v,
                     GK);
 }
 
-static int kv_load(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, int32_t pos0,
-                   size_t n, const void *k, const void *v, enum kn_dtype t,
-                   const struct kn_rope *rope)
+static int kv_load(struct kn_stream *st, const struct kn_kv *kv, unsigned layer,
+                   const struct kn_rope *rope, const struct kn_stored *piece, size_t n_pieces)
 {
-    struct load_par l = {kv, layer, pos0, n, k, v, t, rope};
-    size_t first = (size_t)pos0 / P, last = ((size_t)pos0 + n - 1) / P;
-    return kn_par(st, last - first + 1, load_item, &l);
+    int r = 0;
+    for (size_t i = 0; r == 0 && i < n_pieces; i++) {
+        struct load_par l = {kv, layer, rope, &piece[i]};
+        const size_t first = (size_t)piece[i].pos0 / P;
+        const size_t last = ((size_t)piece[i].pos0 + piece[i].n - 1) / P;
+        r = kn_par(st, last - first + 1, load_item, &l);
+    }
+    return r;
 }
 
 static int encode_values(const struct kn_simd *simd, const float *x, size_t n, size_t K,
@@ -268,20 +270,27 @@ bool kn_finite(const void *x, enum kn_dtype t, size_t n, size_t K)
     return finite16(x, n, 2, 0x7f80);
 }
 
-static int deviation(struct kn_stream *st, const float *a, size_t lda, const void *b,
-                     enum kn_dtype t, size_t m, size_t n, size_t K, float *ret)
+static int deviation(struct kn_stream *st, const float *a, size_t lda, const int32_t *pos, size_t m,
+                     const struct kn_stored *piece, size_t n_pieces, unsigned G, unsigned K,
+                     float *ret)
 {
-    enum { PIECE = 1024 };
-    float buf[PIECE] __attribute__((aligned(64))) = {0};
+    enum { PART = 1024 };
+    float buf[PART] __attribute__((aligned(64)));
+    const struct kn_stored *const end = piece + n_pieces;
+    const size_t n = (size_t)G * K;
     for (size_t i = 0; i < m; i++) {
+        const struct kn_stored *s = piece;
+        while (s < end && (size_t)(pos[i] - s->pos0) >= s->n)
+            s++;
+        if (s == end) continue;
         float sum = 0.0f;
-        for (size_t d = 0; d < n; d += PIECE) {
-            size_t w = n - d < PIECE ? n - d : PIECE;
-            int r = b ? decode_values(st->dev->simd, b, i * n + d, w, K, t, buf) : 0;
+        for (size_t d = 0; d < n; d += PART) {
+            const size_t w = n - d < PART ? n - d : PART, at = (size_t)(pos[i] - s->pos0) * n + d;
+            int r = decode_values(st->dev->simd, s->k, at, w, K, s->t, buf);
             if (r < 0) return r;
             sum += st->dev->simd->sqdist(a + i * lda + d, buf, w);
         }
-        ret[i] = sum;
+        ret[pos[i]] = sum;
     }
     return 0;
 }

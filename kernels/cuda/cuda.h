@@ -90,9 +90,7 @@ static __device__ __forceinline__ float cu_f16_f32(uint16_t h)
 {
     const uint32_t sign = uint32_t(h & 0x8000u) << 16, mag = h & 0x7fffu;
     if (mag >= 0x7c00u) return cu_from_bits(sign | 0x7f800000u | (mag & 0x3ffu) << 13);
-    if (mag >= 0x400u) return cu_from_bits(sign | ((mag << 13) + 0x38000000u));
-    const float small = float(mag) * 5.9604644775390625e-8f; /* 2^-24 */
-    return sign ? -small : small;
+    return cu_from_bits(sign | cu_to_bits(cu_from_bits(mag << 13) * 0x1p112f)); /* exact */
 }
 
 /* Round to nearest even; 65520 and more become infinite, which callers refuse. */

@@ -674,28 +674,40 @@ static int kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, 
     return cu_kv_put(st->dev->cu, &to, pos, m, k, ldk, v, ldv);
 }
 
-/* Where kernels may read the bytes: where they are, or in scratch behind a copy on the stream. */
-static const char *near(struct kn_stream *st, size_t offset, size_t all, const void *from,
-                        size_t bytes, int *ret)
+/* K and V of the pieces, or K alone (sides 1), as kernels may read them: where they are, or in
+ * scratch behind copies on the stream. */
+static int bring(struct kn_stream *st, const struct kn_stored *piece, size_t n, unsigned sides,
+                 unsigned G, unsigned K, struct cu_pieces *ret)
 {
-    *ret = 0;
-    if (cu_mem_is_device(&st->dev->gpu, from)) return from;
-    char *to = scratch(st, SLOT_STAGE, all);
-    *ret = to ? cu_copy(st->dev->cu, to + offset, from, bytes) : -ENOMEM;
-    return to + offset;
+    size_t all = 0, at = 0;
+    int r = 0;
+    *ret = (struct cu_pieces){.n = (unsigned)n};
+    memcpy(ret->piece, piece, n * sizeof *piece);
+    for (size_t i = 0; i < n; i++) {
+        all += sides * (piece[i].n * kn_row_bytes(piece[i].t, G, K) + 63);
+        ret->most = piece[i].n > ret->most ? piece[i].n : ret->most;
+    }
+    for (size_t i = 0; r == 0 && i < sides * n; i++) {
+        struct kn_stored *p = &ret->piece[i / sides];
+        const void **from = i % sides ? &p->v : &p->k;
+        const size_t bytes = p->n * kn_row_bytes(p->t, G, K);
+        if (cu_mem_is_device(&st->dev->gpu, *from)) continue;
+        char *to = scratch(st, SLOT_STAGE, all); /* the same each time */
+        if (!to) return -ENOMEM;
+        r = cu_copy(st->dev->cu, to + at, *from, bytes);
+        *from = to + at;
+        at += (bytes + 63) / 64 * 64;
+    }
+    return r;
 }
 
-static int kv_load(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, int32_t pos0,
-                   size_t n, const void *k, const void *v, enum kn_dtype t,
-                   const struct kn_rope *rope)
+static int kv_load(struct kn_stream *st, const struct kn_kv *kv, unsigned layer,
+                   const struct kn_rope *rope, const struct kn_stored *piece, size_t n_pieces)
 {
-    const size_t bytes = n * kn_row_bytes(t, kv->G, kv->K), v_at = (bytes + 63) / 64 * 64;
     const struct cu_kv to = kv_of(st->dev, kv, layer);
-    int r;
-    const char *dk = near(st, 0, v_at + bytes, k, bytes, &r), *dv = NULL;
-    if (r == 0) dv = near(st, v_at, v_at + bytes, v, bytes, &r);
-    if (r < 0) return r;
-    return cu_kv_load(st->dev->cu, &to, pos0, n, dk, dv, (enum cu_type)t, rope);
+    struct cu_pieces s;
+    int r = bring(st, piece, n_pieces, 2, kv->G, kv->K, &s);
+    return r < 0 ? r : cu_kv_load(st->dev->cu, &to, rope, &s);
 }
 
 static int encode_rows(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n,
@@ -716,14 +728,14 @@ static int encode_rows(struct kn_stream *st, const float *x, size_t ldx, size_t 
     return r;
 }
 
-static int deviation(struct kn_stream *st, const float *a, size_t lda, const void *b,
-                     enum kn_dtype t, size_t m, size_t n, size_t K, float *ret)
+static int deviation(struct kn_stream *st, const float *a, size_t lda, const int32_t *pos, size_t m,
+                     const struct kn_stored *piece, size_t n_pieces, unsigned G, unsigned K,
+                     float *ret)
 {
-    const struct cu_rows rows = {a, lda, m, n, NULL, 0, CU_F32, NULL};
-    const size_t bytes = b ? m * kn_row_bytes(t, n / K, K) : 0;
-    int r = 0;
-    const char *from = b ? near(st, 0, bytes, b, bytes, &r) : NULL;
-    return r < 0 ? r : cu_deviation(st->dev->cu, &rows, from, (enum cu_type)t, K, ret);
+    const struct cu_rows rows = {a, lda, m, (size_t)G * K, NULL, 0, CU_F32, NULL};
+    struct cu_pieces s;
+    int r = bring(st, piece, n_pieces, 1, G, K, &s);
+    return r < 0 ? r : cu_deviation(st->dev->cu, &rows, pos, &s, K, ret);
 }
 
 static struct cu_attn attn_of(const struct kn_dev *d, const struct kn_attn_args *a)

@@ -91,18 +91,23 @@ int cu_kv_put(struct cu *c, const struct cu_kv *kv, const int32_t *pos, size_t m
     return cu_launched(c);
 }
 
+/* A row by a block, whatever its shape; pieces side by side. */
 template <class T>
-static __global__ void load(struct cu_kv kv, int32_t pos0, const char *k, const char *v,
-                            enum cu_type t, struct kn_rope p)
+static __global__ void load(struct cu_kv kv, const __grid_constant__ struct cu_pieces all,
+                            struct kn_rope p)
 {
-    const size_t bytes = cu_row_bytes(t, kv.G, kv.K), n_rot = p.n_rot;
-    const int32_t pos = pos0 + int32_t(blockIdx.x);
-    const char *kr = k + blockIdx.x * bytes, *vr = v + blockIdx.x * bytes;
+    const struct kn_stored &s = all.piece[blockIdx.y];
+    const enum cu_type t = cu_type(s.t);
+    const size_t row = blockIdx.x, bytes = cu_row_bytes(t, kv.G, kv.K);
+    const int32_t pos = s.pos0 + int32_t(row);
+    if (row >= s.n) return;
+    const char *kr = static_cast<const char *>(s.k) + row * bytes;
+    const char *vr = static_cast<const char *>(s.v) + row * bytes;
     for (size_t i = threadIdx.x; i < size_t(kv.G) * kv.K; i += blockDim.x) {
         const unsigned g = unsigned(i / kv.K);
         const size_t d = i % kv.K, head = size_t(g) * kv.K;
         const auto get = [&](size_t j) { return cu_stored(kr, t, head + j, kv.K); };
-        const float key = n_rot ? rotated(p, pos, d, get) : get(d);
+        const float key = s.rot0 >= 0 ? rotated(p, s.rot0 + int32_t(row), d, get) : get(d);
         cu_store(slot<T>(kv, pos, false, g) + d, key);
         cu_store(slot<T>(kv, pos, true, g) + d, cu_stored(vr, t, i, kv.K));
     }
@@ -115,15 +120,32 @@ struct eight {
     float v[EIGHT];
 };
 
-static __device__ __forceinline__ struct eight eight_at(const uint16_t *x, enum cu_type t)
+/* Values d … d+7 of a head stored as S. */
+template <enum cu_type S>
+static __device__ __forceinline__ struct eight eight_at(const char *head, unsigned d)
 {
-    uint16_t h[EIGHT];
     struct eight e;
-    const float4 words = *reinterpret_cast<const float4 *>(x);
-    memcpy(h, &words, sizeof h);
-    CU_UNROLL
-    for (unsigned j = 0; j < EIGHT; j++)
-        e.v[j] = t == CU_F16 ? cu_f16_f32(h[j]) : cu_bf16_f32(h[j]);
+    if (S == CU_F32) {
+        const float4 *from = reinterpret_cast<const float4 *>(head) + d / 4;
+        const float4 words[] = {from[0], from[1]};
+        memcpy(e.v, words, sizeof e.v);
+    } else if (S == CU_Q8) { /* a head starts at an even address */
+        const uint16_t *words = reinterpret_cast<const uint16_t *>(head);
+        const float step = cu_f16_f32(words[0]) / 127.0f;
+        CU_UNROLL
+        for (unsigned j = 0; j < EIGHT; j += 2) {
+            const uint16_t two = words[1 + (d + j) / 2];
+            e.v[j] = float(int8_t(two & 0xff)) * step;
+            e.v[j + 1] = float(int8_t(two >> 8)) * step;
+        }
+    } else {
+        uint16_t h[EIGHT];
+        const float4 words = reinterpret_cast<const float4 *>(head)[d / EIGHT];
+        memcpy(h, &words, sizeof h);
+        CU_UNROLL
+        for (unsigned j = 0; j < EIGHT; j++)
+            e.v[j] = S == CU_F16 ? cu_f16_f32(h[j]) : cu_bf16_f32(h[j]);
+    }
     return e;
 }
 
@@ -140,74 +162,80 @@ template <class T> static __device__ __forceinline__ void put_eight(T *to, const
         reinterpret_cast<float4 *>(to)[j] = words[j];
 }
 
-template <class T>
-static __global__ void load_wide(struct cu_kv kv, int32_t pos0, unsigned n, const uint16_t *k,
-                                 const uint16_t *v, enum cu_type t, struct kn_rope p)
+/* As rotated(), of values from d on of the halves. */
+static __device__ __forceinline__ void rotate_eight(const struct kn_rope &p, size_t pos, unsigned d,
+                                                    struct eight *a, struct eight *b)
 {
+    const size_t at = pos * (p.n_rot / 2) + d;
+    CU_UNROLL
+    for (unsigned j = 0; j < EIGHT; j += 4) {
+        const cu_four c = cu_four_at(p.cos + at, j, EIGHT, true);
+        const cu_four s = cu_four_at(p.sin + at, j, EIGHT, true);
+        CU_UNROLL
+        for (unsigned i = 0; i < 4; i++) {
+            const float x = a->v[j + i], y = b->v[j + i];
+            a->v[j + i] = fmaf(-y, s.v[i], x * c.v[i]) * p.mscale;
+            b->v[j + i] = fmaf(x, s.v[i], y * c.v[i]) * p.mscale;
+        }
+    }
+}
+
+/* All reads come before the first write, so that they are under way together. */
+template <class T, enum cu_type S>
+static __global__ void load_wide(struct cu_kv kv, const __grid_constant__ struct cu_pieces all,
+                                 struct kn_rope p)
+{
+    const struct kn_stored &s = all.piece[blockIdx.y];
     const unsigned half = kv.K / 2, parts = half / EIGHT, in_row = kv.G * parts;
     const unsigned i = blockIdx.x * blockDim.x + threadIdx.x, row = i / in_row;
     const unsigned g = i % in_row / parts, d = i % parts * EIGHT;
-    if (row >= n) return;
-    const int32_t pos = pos0 + int32_t(row);
-    const size_t at = (size_t(row) * kv.G + g) * kv.K + d;
+    if (row >= s.n) return;
+    const size_t at = (size_t(row) * kv.G + g) * cu_row_bytes(S, 1, kv.K);
+    const char *const k = static_cast<const char *>(s.k) + at;
+    const char *const v = static_cast<const char *>(s.v) + at;
+    struct eight k0 = eight_at<S>(k, d), k1 = eight_at<S>(k, d + half);
+    const struct eight v0 = eight_at<S>(v, d), v1 = eight_at<S>(v, d + half);
+    if (p.n_rot && s.rot0 >= 0) rotate_eight(p, size_t(s.rot0) + row, d, &k0, &k1);
+    const int32_t pos = s.pos0 + int32_t(row);
     T *const to_k = slot<T>(kv, pos, false, g) + d, *const to_v = slot<T>(kv, pos, true, g) + d;
-    struct eight a = eight_at(k + at, t), b = eight_at(k + at + half, t);
-    if (p.n_rot) {
-        const float *cs = p.cos + size_t(pos) * half + d, *sn = p.sin + size_t(pos) * half + d;
-        CU_UNROLL
-        for (unsigned j = 0; j < EIGHT; j += 4) { /* as rotated() */
-            const cu_four c = cu_four_at(cs, j, EIGHT, true), s = cu_four_at(sn, j, EIGHT, true);
-            CU_UNROLL
-            for (unsigned i4 = 0; i4 < 4; i4++) {
-                const float x = a.v[j + i4], y = b.v[j + i4];
-                a.v[j + i4] = fmaf(-y, s.v[i4], x * c.v[i4]) * p.mscale;
-                b.v[j + i4] = fmaf(x, s.v[i4], y * c.v[i4]) * p.mscale;
-            }
-        }
-    }
-    put_eight(to_k, a);
-    put_eight(to_k + half, b);
-    put_eight(to_v, eight_at(v + at, t));
-    put_eight(to_v + half, eight_at(v + at + half, t));
+    put_eight(to_k, k0);
+    put_eight(to_k + half, k1);
+    put_eight(to_v, v0);
+    put_eight(to_v + half, v1);
 }
 
-static bool by_eight(const struct cu_kv *kv, const void *k, const void *v, enum cu_type t,
-                     const struct kn_rope &p)
+static bool by_eight(const struct cu_kv *kv, const struct kn_rope &p, const struct cu_pieces *s)
 {
-    const uintptr_t all = reinterpret_cast<uintptr_t>(k) | reinterpret_cast<uintptr_t>(v) |
-                          reinterpret_cast<uintptr_t>(kv->base) | kv->page_bytes |
-                          reinterpret_cast<uintptr_t>(p.cos) | reinterpret_cast<uintptr_t>(p.sin);
-    return (t == CU_F16 || t == CU_BF16) && all % 16 == 0 && kv->K % (2 * EIGHT) == 0 &&
-           (p.n_rot == 0 || p.n_rot == kv->K);
+    const auto bits = [](const void *x) { return reinterpret_cast<uintptr_t>(x); };
+    const uintptr_t to = bits(kv->base) | kv->page_bytes | bits(p.cos) | bits(p.sin);
+    bool fits = to % 16 == 0 && kv->K % (2 * EIGHT) == 0 && (p.n_rot == 0 || p.n_rot == kv->K);
+    for (const struct kn_stored *i = s->piece; i < s->piece + s->n; i++)
+        fits = fits && i->t == s->piece->t &&
+               (bits(i->k) | bits(i->v)) % (i->t == KN_Q8 ? 2 : 16) == 0;
+    return fits;
 }
 
 template <class T>
-static void launch_wide(struct cu *c, const struct cu_kv *kv, int32_t pos0, size_t n, const void *k,
-                        const void *v, enum cu_type t, const struct kn_rope &p)
+static void launch_load(struct cu *c, const struct cu_kv *kv, const struct kn_rope &p,
+                        const struct cu_pieces *s)
 {
     enum { THREADS = 128 };
-    const size_t items = n * kv->G * (kv->K / (2 * EIGHT));
-    KN_LAUNCH(load_wide<T>, dim3(cu_blocks(items, THREADS)), dim3(THREADS), 0, c->stream, *kv, pos0,
-              unsigned(n), static_cast<const uint16_t *>(k), static_cast<const uint16_t *>(v), t,
-              p);
+    const enum kn_dtype t = s->piece[0].t;
+    const size_t items = s->most * kv->G * (kv->K / (2 * EIGHT));
+    const bool wide = by_eight(kv, p, s);
+    const auto kernel = !wide          ? load<T>
+                        : t == KN_F32  ? load_wide<T, CU_F32>
+                        : t == KN_F16  ? load_wide<T, CU_F16>
+                        : t == KN_BF16 ? load_wide<T, CU_BF16>
+                                       : load_wide<T, CU_Q8>;
+    KN_LAUNCH(kernel, dim3(wide ? cu_blocks(items, THREADS) : unsigned(s->most), s->n),
+              wide ? dim3(THREADS) : row_block(kv), 0, c->stream, *kv, *s, p);
 }
 
-int cu_kv_load(struct cu *c, const struct cu_kv *kv, int32_t pos0, size_t n, const void *k,
-               const void *v, enum cu_type t, const struct kn_rope *rope)
+int cu_kv_load(struct cu *c, const struct cu_kv *kv, const struct kn_rope *rope,
+               const struct cu_pieces *s)
 {
     const struct kn_rope none = {}, p = rope ? *rope : none;
-    if (by_eight(kv, k, v, t, p)) {
-        if (c->type == CU_BF16)
-            launch_wide<uint16_t>(c, kv, pos0, n, k, v, t, p);
-        else
-            launch_wide<float>(c, kv, pos0, n, k, v, t, p);
-        return cu_launched(c);
-    }
-    const dim3 grid(static_cast<unsigned>(n)), block = row_block(kv);
-    const char *kc = static_cast<const char *>(k), *vc = static_cast<const char *>(v);
-    if (c->type == CU_BF16)
-        KN_LAUNCH(load<uint16_t>, grid, block, 0, c->stream, *kv, pos0, kc, vc, t, p);
-    else
-        KN_LAUNCH(load<float>, grid, block, 0, c->stream, *kv, pos0, kc, vc, t, p);
+    (c->type == CU_BF16 ? launch_load<uint16_t> : launch_load<float>)(c, kv, p, s);
     return cu_launched(c);
 }

@@ -155,30 +155,39 @@ int cu_random(struct cu *c, const struct rng_field *f, size_t first, size_t n, f
     return cu_launched(c);
 }
 
-static __global__ void deviation(struct cu_rows r, const char *b, enum cu_type t, size_t K,
-                                 bool wide, float *ret)
+/* A row finds the piece that has its position, if one has. */
+static __global__ void deviation(struct cu_rows r, const int32_t *pos,
+                                 const __grid_constant__ struct cu_pieces all, size_t K, bool wide,
+                                 float *ret)
 {
     const float *x = r.x + size_t(blockIdx.x) * r.ldx;
-    const char *row = b ? b + size_t(blockIdx.x) * cu_row_bytes(t, r.n / K, K) : nullptr;
+    const int32_t at = pos[blockIdx.x];
+    unsigned p = 0;
+    while (p < all.n && uint32_t(at - all.piece[p].pos0) >= all.piece[p].n)
+        p++;
+    if (p == all.n) return;
+    const struct kn_stored &s = all.piece[p];
+    wide = wide && reinterpret_cast<uintptr_t>(s.k) % 16 == 0;
+    const enum cu_type t = cu_type(s.t);
+    const char *row =
+        static_cast<const char *>(s.k) + size_t(at - s.pos0) * cu_row_bytes(t, r.n / K, K);
     float apart = 0;
     for (size_t i = size_t(threadIdx.x) * 4; i < r.n; i += size_t(blockDim.x) * 4) {
-        const cu_four q = cu_four_at(x, i, r.n, wide);
-        cu_four old = {{0, 0, 0, 0}};
-        if (row) old = cu_stored_four(row, t, i, r.n, K, wide);
+        const cu_four q = cu_four_at(x, i, r.n, wide),
+                      old = cu_stored_four(row, t, i, r.n, K, wide);
         for (unsigned j = 0; j < 4; j++) {
             const float d = q.v[j] - old.v[j];
             apart = fmaf(d, d, apart);
         }
     }
     apart = cu_block_sum(apart);
-    if (threadIdx.x == 0) ret[blockIdx.x] = apart;
+    if (threadIdx.x == 0) ret[at] = apart;
 }
 
-int cu_deviation(struct cu *c, const struct cu_rows *r, const void *b, enum cu_type t, size_t K,
-                 float *ret)
+int cu_deviation(struct cu *c, const struct cu_rows *r, const int32_t *pos,
+                 const struct cu_pieces *s, size_t K, float *ret)
 {
-    const bool wide = cu_is_wide(r) && reinterpret_cast<uintptr_t>(b) % 16 == 0;
-    KN_LAUNCH(deviation, dim3(unsigned(r->m)), dim3(cu_row_threads(r->n)), 0, c->stream, *r,
-              static_cast<const char *>(b), t, K, wide, ret);
+    KN_LAUNCH(deviation, dim3(unsigned(r->m)), dim3(cu_row_threads(r->n)), 0, c->stream, *r, pos,
+              *s, K, cu_is_wide(r), ret);
     return cu_launched(c);
 }

@@ -28,10 +28,6 @@ int cu_encode(struct cu *c, const struct cu_rows *r, size_t K, enum cu_type t, v
 /* Values first … first + n - 1 of the field; struct rng_field of base/rng.h. */
 struct rng_field;
 int cu_random(struct cu *c, const struct rng_field *f, size_t first, size_t n, float *out);
-/* ret[i] = |x[i] - b[i]|^2 (b NULL: 0) */
-int cu_deviation(struct cu *c, const struct cu_rows *r, const void *b, enum cu_type t, size_t K,
-                 float *ret);
-
 /* pick.cu: as kn_draw(), kn_edit() and kn_top(). */
 struct kn_draw;
 struct kn_edit;
@@ -55,9 +51,16 @@ struct cu_kv { /* of one layer; page p: K [G, P, K], then V [G, P, K] */
 };
 int cu_kv_put(struct cu *c, const struct cu_kv *kv, const int32_t *pos, size_t m, const float *k,
               size_t ldk, const float *v, size_t ldv);
-/* Stored rows [n, G, K] of type t -> pages at pos0…, K rotated (rope NULL: as it is). */
-int cu_kv_load(struct cu *c, const struct cu_kv *kv, int32_t pos0, size_t n, const void *k,
-               const void *v, enum cu_type t, const struct kn_rope *rope);
+struct cu_pieces {
+    struct kn_stored piece[KN_PIECES];
+    unsigned n;
+    size_t most; /* rows of the longest */
+};
+/* As kn_kv_load() and kn_deviation(). */
+int cu_kv_load(struct cu *c, const struct cu_kv *kv, const struct kn_rope *rope,
+               const struct cu_pieces *s);
+int cu_deviation(struct cu *c, const struct cu_rows *r, const int32_t *pos,
+                 const struct cu_pieces *s, size_t K, float *ret);
 
 struct cu_attn {
     const float *q;

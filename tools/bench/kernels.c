@@ -82,8 +82,9 @@ static int run_op(struct kn_stream *st, void *arg, size_t i, size_t m)
     const struct model_cfg *g = &k->b->cfg;
     const size_t D = g->D, F = g->F, HK = k->HK, GK = k->GK;
     const enum kn_dtype type = op->q8_rows ? KN_Q8 : KN_F16;
-    const size_t stored = kn_row_bytes(type, g->G, g->K);
-    const char *record = (type == KN_Q8 ? k->q8 : k->f16) + i * stored;
+    const size_t row = kn_row_bytes(type, g->G, g->K);
+    const char *record = (type == KN_Q8 ? k->q8 : k->f16) + i * row;
+    const struct kn_stored stored = {(int32_t)i, (int32_t)i, m, record, record, type};
     const float *x = k->x + i * D, *gate_up = k->gate_up + i * 2 * F, *kv = k->kv + i * 2 * GK;
     float *q = k->q + i * HK, *out = k->out + i * (op->op == OP_SWIGLU ? F : D);
     if (op->operands) out = kn_operand(st, 0, m, op->op == OP_NORM ? k->gu : k->down);
@@ -104,11 +105,11 @@ static int run_op(struct kn_stream *st, void *arg, size_t i, size_t m)
     case OP_PUT:
         return kn_kv_put(st, &k->pages, 0, k->pos + i, m, kv, 2 * GK, kv + GK, 2 * GK);
     case OP_LOAD:
-        return kn_kv_load(st, &k->pages, 0, (int32_t)i, m, record, record, type, &k->rope);
+        return kn_kv_load(st, &k->pages, 0, &k->rope, &stored, 1);
     case OP_ENCODE:
-        return kn_encode_rows(st, kv, 2 * GK, m, GK, g->K, type, k->host + i * stored);
+        return kn_encode_rows(st, kv, 2 * GK, m, GK, g->K, type, k->host + i * row);
     case OP_DEVIATION:
-        return kn_deviation(st, kv, 2 * GK, record, type, m, GK, g->K, k->ret + i);
+        return kn_deviation(st, kv, 2 * GK, k->pos + i, m, &stored, 1, g->G, g->K, k->ret);
     }
     return -EINVAL;
 }

@@ -401,7 +401,8 @@ static int of_one_alone(struct kn_stream *st, void *arg, size_t row0, size_t n)
                                    .kv = &b->kv,
                                    .lse = b->lse};
     ASSERT_ERR(kn_attn_mass(st, &a, mass, 0, KN_PAGE), -EINVAL);
-    ASSERT_ERR(kn_kv_load(st, &b->kv, 1, 0, 1, b->k, b->k, KN_F32, NULL), -EINVAL);
+    const struct kn_stored one = {0, -1, 1, b->k, b->k, KN_F32};
+    ASSERT_ERR(kn_kv_load(st, &b->kv, 1, NULL, &one, 1), -EINVAL);
     ASSERT_ERR(kn_kv_put(st, &b->kv, 1, b->last, 1, b->k, 63, b->k, 64), -EINVAL);
     return 0;
 }

@@ -810,8 +810,9 @@ struct load {
 static int load_rows(struct kn_stream *st, void *arg)
 {
     const struct load *l = arg;
+    const struct kn_stored s = {3, 3, l->n, l->k, l->v, l->t};
     int r = kn_staged(st, l->turn);
-    return r < 0 ? r : kn_kv_load(st, &l->kv, 0, 3, l->n, l->k, l->v, l->t, l->rope);
+    return r < 0 ? r : kn_kv_load(st, &l->kv, 0, l->rope, &s, 1);
 }
 
 static int wait_for_it(struct kn_stream *st, void *arg)

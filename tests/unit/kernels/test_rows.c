@@ -1,4 +1,5 @@
 /* Row operations against double oracles, on every instruction set, odd sizes included. */
+#include "base/mem.h"
 #include "kernels/draw.h"
 #include "tests/unit/kernels/kern.h"
 
@@ -147,8 +148,8 @@ static void check_kv(struct kn_stream *st, unsigned K, unsigned n_rot)
         kern_kv_init(&b, G, K, KEYS, 3);
         ASSERT_OK(encode_row(st, k, N * GK, K, (enum kn_dtype)t, ks));
         ASSERT_OK(encode_row(st, v, N * GK, K, (enum kn_dtype)t, vs));
-        ASSERT_OK(
-            kern_done(st, kn_kv_load(st, &a.kv, 2, POS0, N, ks, vs, (enum kn_dtype)t, &rope)));
+        struct kn_stored s = {POS0, POS0, N, ks, vs, (enum kn_dtype)t};
+        ASSERT_OK(kern_done(st, kn_kv_load(st, &a.kv, 2, &rope, &s, 1)));
         ASSERT_OK(kn_convert(ks, (enum kn_dtype)t, N * GK, K, KN_F32, kf));
         ASSERT_OK(kn_convert(vs, (enum kn_dtype)t, N * GK, K, KN_F32, vf));
         ASSERT_OK(kern_done(st, kn_rope(st, &rope, kf, GK, N, G, pos)));
@@ -164,8 +165,12 @@ static void check_kv(struct kn_stream *st, unsigned K, unsigned n_rot)
             ASSERT_TRUE(page[GK * KN_PAGE + (KN_PAGE + slot) * K + 5] == vf[i * GK + K + 5]);
         }
         ASSERT_ERR(encode_row(st, k, N * GK - 1, K, (enum kn_dtype)t, ks), -EINVAL);
-        ASSERT_ERR(kern_done(st, kn_kv_load(st, &a.kv, 2, 107, N, ks, vs, (enum kn_dtype)t, &rope)),
-                   -EINVAL);
+        s.pos0 = 107; /* beyond the pages */
+        ASSERT_ERR(kern_done(st, kn_kv_load(st, &a.kv, 2, &rope, &s, 1)), -EINVAL);
+        s.pos0 = POS0, s.rot0 = 51; /* beyond the table */
+        ASSERT_ERR(kern_done(st, kn_kv_load(st, &a.kv, 2, &rope, &s, 1)), -EINVAL);
+        s.rot0 = POS0;
+        ASSERT_ERR(kern_done(st, kn_kv_load(st, &a.kv, 2, NULL, &s, 1)), -EINVAL);
         kern_kv_fini(&a);
         kern_kv_fini(&b);
         free(ks);
@@ -192,38 +197,100 @@ static void kv_body(struct kn_stream *st)
     check_kv(st, 64, 32);
 }
 
+/* Pieces side by side and apart, of one row, of several types, rotated to where they are put,
+ * elsewhere or not at all: each is what it is alone. */
+static void check_pieces(struct kn_stream *st, unsigned K, unsigned n_rot, int type)
+{
+    enum { G = 2, PIECES = KN_PIECES, LONG = 7, KEYS = 128 };
+    const unsigned GK = G * K;
+    float *x = kern_random(PIECES * LONG * GK, 1, 1);
+    float *cs = kern_random(KEYS * K / 2, 3, 1), *sn = kern_random(KEYS * K / 2, 4, 1);
+    const struct kn_rope rope = {K, n_rot, cs, sn, KEYS, 1.25f};
+    struct kn_stored s[PIECES + 1];
+    struct kern_kv all, alone;
+    char *stored = mem_alloc(PIECES * LONG * GK * 4), *at = stored; /* the host's own */
+    kern_kv_init(&all, G, K, KEYS, 1);
+    kern_kv_init(&alone, G, K, KEYS, 1);
+    for (int i = 0; i < PIECES; i++) {
+        const size_t n = i % 3 == 1 ? 1 : LONG;
+        const int32_t pos0 = 5 + i * LONG, rot0 = i % 5 == 2 ? -1 : i % 4 == 3 ? pos0 + 9 : pos0;
+        const enum kn_dtype t = (enum kn_dtype)(type < 0 ? i / 2 % 4 : type);
+        s[i] = (struct kn_stored){pos0, rot0, n, at, at, t};
+        ASSERT_OK(kn_convert(x + (size_t)i * LONG * GK, KN_F32, n * GK, K, t, at));
+        at += (n * kn_row_bytes(t, G, K) + 63) / 64 * 64;
+        ASSERT_OK(kern_done(st, kn_kv_load(st, &alone.kv, 0, &rope, &s[i], 1)));
+    }
+    ASSERT_OK(kern_done(st, kn_kv_load(st, &all.kv, 0, &rope, s, PIECES)));
+    ASSERT_MEMEQ(all.mem, alone.mem, all.kv.n_pages * all.kv.page_stride * sizeof(float));
+    s[PIECES] = s[0]; /* more than a call may have */
+    ASSERT_ERR(kern_done(st, kn_kv_load(st, &all.kv, 0, &rope, s, PIECES + 1)), -EINVAL);
+    s[PIECES - 1].n = 0;
+    ASSERT_ERR(kern_done(st, kn_kv_load(st, &all.kv, 0, &rope, s, PIECES)), -EINVAL);
+    kern_kv_fini(&all);
+    kern_kv_fini(&alone);
+    mem_free(stored);
+    free(x);
+    free(cs);
+    free(sn);
+}
+
+static void pieces_body(struct kn_stream *st)
+{
+    for (int type = -1; type <= KN_Q8; type++) {
+        check_pieces(st, 20, 20, type);
+        check_pieces(st, 32, 32, type); /* by 16 bytes on a GPU if all are of one type */
+        check_pieces(st, 32, 16, type);
+    }
+}
+
+TEST(kv_of_many_pieces)
+{
+    on_all(pieces_body);
+}
+
 TEST(kv_put_and_load)
 {
     on_all(kv_body);
 }
 
+static double apart(const float *a, const float *b, size_t n)
+{
+    double s = 0;
+    for (size_t d = 0; d < n; d++)
+        s += pow((double)a[d] - (double)b[d], 2);
+    return s;
+}
+
+/* Rows find what is stored for their positions in two pieces; one finds nothing. */
 static void deviation_body(struct kn_stream *st)
 {
+    static const int32_t at[] = {5, 6, 11, 40}, row_of[] = {0, 1, 3};
     for (size_t z = 0; z < N_SIZES; z++)
         for (int t = KN_F32; t <= KN_Q8; t++) {
-            size_t n = sizes[z], m = 3, lda = n + 1;
+            const size_t n = sizes[z], m = 4, lda = n + 1;
             float *a = kern_random(m * lda, 1, 1), *b = kern_random(m * n, 2, 1);
-            float *ret = malloc(m * sizeof *ret);
-            uint16_t *bs = malloc(m * n * 4 + 2 * m);
+            float *ret = malloc(41 * sizeof *ret);
+            int32_t *pos = malloc(sizeof at);
+            char *bs = malloc(m * n * 4 + 2 * m);
+            memcpy(pos, at, sizeof at);
+            ret[10] = ret[40] = -1;
             ASSERT_OK(encode_row(st, b, m * n, n, (enum kn_dtype)t, bs));
             ASSERT_OK(kn_convert(bs, (enum kn_dtype)t, m * n, n, KN_F32, b));
-            ASSERT_OK(kern_done(st, kn_deviation(st, a, lda, bs, (enum kn_dtype)t, m, n, n, ret)));
-            for (size_t i = 0; i < m; i++) {
-                double s = 0;
-                for (size_t d = 0; d < n; d++)
-                    s += pow((double)a[i * lda + d] - (double)b[i * n + d], 2);
-                ASSERT_NEAR(ret[i], s, 1e-6 * s + 1e-12);
+            const struct kn_stored s[] = {{.pos0 = 5, .n = 2, .k = bs, .t = (enum kn_dtype)t},
+                                          {.pos0 = 10,
+                                           .n = 2,
+                                           .k = bs + 2 * kn_row_bytes((enum kn_dtype)t, 1, n),
+                                           .t = (enum kn_dtype)t}};
+            ASSERT_OK(kern_done(st, kn_deviation(st, a, lda, pos, m, s, 2, 1, (unsigned)n, ret)));
+            for (size_t i = 0; i < 3; i++) {
+                const double want = apart(a + i * lda, b + (size_t)row_of[i] * n, n);
+                ASSERT_NEAR(ret[at[i]], want, 1e-6 * want + 1e-12);
             }
-            ASSERT_OK(kern_done(st, kn_deviation(st, a, lda, NULL, KN_F32, m, n, n, ret)));
-            for (size_t i = 0; i < m; i++) {
-                double s = 0;
-                for (size_t d = 0; d < n; d++)
-                    s += pow((double)a[i * lda + d], 2);
-                ASSERT_NEAR(ret[i], s, 1e-6 * s + 1e-12);
-            }
+            ASSERT_TRUE(ret[10] == -1 && ret[40] == -1);
             free(a);
             free(b);
             free(ret);
+            free(pos);
             free(bs);
         }
 }
