@@ -364,7 +364,7 @@ int fus_core_take_block(struct fus_core *c, size_t device_bytes, size_t shared_b
         return 0;
     }
     b.device = kn_mem_alloc(c->dev, KN_MEM_DEVICE, device_bytes);
-    b.shared = kn_mem_alloc(c->dev, KN_MEM_SHARED, shared_bytes);
+    b.shared = kn_mem_alloc(c->dev, KN_MEM_HOST, shared_bytes);
     if (!b.device || !b.shared) {
         block_free(c, &b);
         return -ENOMEM;

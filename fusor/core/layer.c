@@ -220,6 +220,7 @@ struct head {
     struct fus_core *c;
     const float *x;
     float *logits;
+    bool far; /* logits are out of the device's reach: by way of scratch */
 };
 
 static int block_logits(struct kn_stream *st, void *arg, size_t row0, size_t m)
@@ -231,15 +232,27 @@ static int block_logits(struct kn_stream *st, void *arg, size_t row0, size_t m)
     int r = kn_rmsnorm(st, a->x + row0 * cfg->D, cfg->D, m, cfg->D, a->c->norm_out, cfg->rms_eps, h,
                        cfg->D);
     if (r < 0) return r;
-    return linear(st, &a->c->lm_head, h, m, a->logits + row0 * cfg->V, false);
+    float *out = a->logits + row0 * cfg->V;
+    float *near = a->far ? kn_scratch(st, SLOT_GU, m * cfg->V * sizeof(*near)) : out;
+    if (!near) return -ENOMEM;
+    r = linear(st, &a->c->lm_head, h, m, near, false);
+    return r < 0 || near == out ? r : kn_copy(st, out, near, m * cfg->V * sizeof(*near));
 }
 
 int fus_phase_logits(struct fus_core *c, const float *x, size_t n, const atomic_bool *cancel,
                      float *logits)
 {
-    struct head a = {c, x, logits};
+    enum { ROOM = 64 << 20 }; /* chosen: bounds that scratch; prompts are answered from one row */
     const struct fus_phase p = {.core = c, .cancel = cancel};
-    return run_rows(&p, n, kn_rows, block_logits, &a);
+    const bool far = !kn_info(c->dev)->is_host;
+    const size_t V = c->cfg.V, most = far ? ROOM / (V * sizeof(*logits)) + 1 : n;
+    int r = 0;
+    for (size_t at = 0, m; r == 0 && at < n; at += m) {
+        m = n - at < most ? n - at : most;
+        struct head a = {c, x + at * c->cfg.D, logits + at * V, far};
+        r = run_rows(&p, m, kn_rows, block_logits, &a);
+    }
+    return r;
 }
 
 /* ---- decode: one new token of each of several sessions ---- */
@@ -326,7 +339,7 @@ static int decode_block(struct kn_stream *st, void *arg, size_t row0, size_t n)
     const struct decode *d = arg;
     const struct fus_decoder *dec = &d->c->dec;
     const size_t V = d->c->cfg.V;
-    struct head a = {d->c, dec->x, d->logits};
+    struct head a = {d->c, dec->x, d->logits, false};
     int r = 0;
     ASSERT(row0 == 0);
     if (dec->near != dec->rows) r = kn_copy(st, dec->near, dec->rows, rows_bytes(dec->cap));

@@ -39,7 +39,7 @@ static size_t slice_max(const struct fus_prefill *f)
     return most < f->plan.n_tok ? most : f->plan.n_tok;
 }
 
-/* device: what only operations touch; shared: with the host. */
+/* device: what only operations touch; shared: the host's, tok first. */
 static void lay_out(struct fus_prefill *f, struct carver *device, struct carver *shared)
 {
     const struct model_cfg *g = &f->core->cfg;
@@ -51,12 +51,16 @@ static void lay_out(struct fus_prefill *f, struct carver *device, struct carver 
     b->keep_q = carve(device, n_keep * HK, 4);
     b->keep_lse = carve(device, n_keep * g->H, 4);
     b->att = carve(device, slice_max(f) * HK, 4);
-    int32_t **const words[] = {&b->tok, &b->pos_all, &b->pos,  &b->ask, &b->slot,
-                               &b->row, &b->cand,    &b->pick, &b->sel};
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
-        *words[i] = carve(shared, T, 4);
-    b->score = carve(shared, T, 4);
+    int32_t **const sent[] = {&b->tok, &b->pos_all, &b->pos, &b->ask, &b->slot, &b->row};
+    for (size_t i = 0; i < sizeof sent / sizeof *sent; i++)
+        *sent[i] = carve(shared, T, 4);
+    b->sent_bytes = shared->at;
+    b->cand = carve(shared, T, 4);
+    b->pick = carve(shared, T, 4);
     b->dev = carve(shared, T, 4);
+    b->score = carve(shared, T, 4);
+    b->seen = kn_info(f->core->dev)->is_host ? (char *)b->tok : carve(device, shared->at, 1);
+    b->sel = carve(shared, T, 4);
     b->cand_score = carve(shared, T, 4);
     b->chosen = carve(shared, T, 1);
     b->logits = carve(shared, f->n_logits * g->V, 4);
@@ -75,6 +79,36 @@ static int make_block(struct fus_prefill *f)
     for (uint32_t i = 0; i < f->plan.n_tok; i++)
         f->b.pos_all[i] = (int32_t)i;
     return 0;
+}
+
+void *fus_seen(const struct fus_prefill *f, const void *part)
+{
+    return part ? f->b.seen + ((const char *)part - (const char *)f->b.tok) : NULL;
+}
+
+int fus_part_copy(const struct fus_prefill *f, struct kn_stream *st, void *part, size_t bytes,
+                  bool up)
+{
+    void *seen = fus_seen(f, part);
+    if (seen == part) return 0;
+    return up ? kn_copy(st, seen, part, bytes) : kn_copy(st, part, seen, bytes);
+}
+
+/* To what operations see, behind all that is queued, for all that will be: the host leaves its own
+ * as it is until it has waited. */
+static int send_block(struct kn_stream *st, void *arg, size_t row0, size_t m)
+{
+    const struct fus_prefill *f = arg;
+    return fus_part_copy(f, st, f->b.tok, f->b.sent_bytes, true);
+}
+
+static int send_rows(struct fus_prefill *f)
+{
+    if (f->b.seen == (char *)f->b.tok) return 0;
+    kn_defer(f->core->dev, true); /* what reads it follows */
+    const int r = kn_wide(f->core->dev, 1, NULL, send_block, f);
+    kn_defer(f->core->dev, false);
+    return r;
 }
 
 /* Sources and sinks become ours: from here on each gets its release() or done(). */
@@ -265,13 +299,14 @@ static int rows_from_embeddings(struct fus_prefill *f, bool all)
         }
     }
     f->n_rows = n;
-    struct gather g = {f->b.emb, f->b.x, f->b.pos, f->core->cfg.D};
-    return kn_rows(f->core->dev, n, f->plan.cancel, gather_block, &g);
+    struct gather g = {f->b.emb, f->b.x, fus_seen(f, f->b.pos), f->core->cfg.D};
+    const int r = send_rows(f);
+    return r < 0 ? r : kn_rows(f->core->dev, n, f->plan.cancel, gather_block, &g);
 }
 
 /* Rows that see nothing of the chunks but anchors stand end to end with these behind the exact
  * prefix, which starts the prompt. */
-static void close_ranks(struct fus_prefill *f)
+static int close_ranks(struct fus_prefill *f)
 {
     int32_t at = (int32_t)f->report.n_prefix;
     size_t i = 0;
@@ -281,6 +316,7 @@ static void close_ranks(struct fus_prefill *f)
         else if (f->plan.anchor && f->plan.anchor[t] && f->kind[t] == KIND_REUSED)
             f->b.row[t] = at++;
     }
+    return send_rows(f);
 }
 
 /* After the check layer's K,V: rows of reused tokens that were not chosen end here. The others
@@ -295,8 +331,9 @@ static int drop_rows(struct fus_prefill *f)
         f->b.pos[n++] = t;
     }
     f->n_rows = n;
-    struct gather g = {f->b.x, f->b.x, f->b.row, f->core->cfg.D};
-    return kn_wide(f->core->dev, n, f->plan.cancel, gather_block, &g);
+    struct gather g = {f->b.x, f->b.x, fus_seen(f, f->b.row), f->core->cfg.D};
+    const int r = send_rows(f);
+    return r < 0 ? r : kn_wide(f->core->dev, n, f->plan.cancel, gather_block, &g);
 }
 
 /* ---- steps ---- */
@@ -320,8 +357,8 @@ static struct fus_phase phase(struct fus_prefill *f)
                               .kv = f->kv,
                               .layer = f->layer,
                               .x = f->b.x,
-                              .pos = positions(f),
-                              .slot = is_blind(f) ? f->b.slot : NULL,
+                              .pos = fus_seen(f, positions(f)),
+                              .slot = fus_seen(f, is_blind(f) ? f->b.slot : NULL),
                               .n = f->n_rows,
                               .att = f->b.att,
                               .cancel = f->plan.cancel};
@@ -350,11 +387,12 @@ static int step_layer0(struct fus_prefill *f)
 {
     struct fus_phase p = phase(f);
     p.x = f->b.emb;
-    p.pos = f->b.pos_all;
+    p.pos = fus_seen(f, f->b.pos_all);
     p.n = f->plan.n_tok;
-    p.embed_tok = f->b.tok;
+    p.embed_tok = fus_seen(f, f->b.tok);
     const size_t m = rows_now(f, p.n);
-    int r = fus_phase_a(&p, f->row0, m);
+    int r = f->row0 == 0 ? send_rows(f) : 0;
+    if (r == 0) r = fus_phase_a(&p, f->row0, m);
     if (r < 0) return r;
     f->row0 += m;
     if (f->row0 < p.n) return 0;
@@ -364,8 +402,7 @@ static int step_layer0(struct fus_prefill *f)
     if (!f->chooses || !f->how->pass) return begin_main(f);
     f->stage = STAGE_SCORE;
     r = rows_from_embeddings(f, false);
-    if (f->how->pass == PASS_SIDE) close_ranks(f);
-    return r;
+    return r == 0 && f->how->pass == PASS_SIDE ? close_ranks(f) : r;
 }
 
 static bool is_choice_layer(const struct fus_prefill *f)

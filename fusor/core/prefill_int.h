@@ -57,20 +57,24 @@ struct pre_capture {
 enum pre_stage { STAGE_LAYER0, STAGE_SCORE, STAGE_MAIN, STAGE_HEAD, STAGE_DONE };
 enum pre_part { PART_STORED, PART_A, PART_B, PART_SCORE }; /* of a layer, in this order */
 
-struct pre_buffers {   /* the parts of the work block */
+/* The parts of the work block. What operations read or write from tok to score they have copies of
+ * (fus_seen()): memory that both sides touch would move to and fro with every turn. */
+struct pre_buffers {
     float *emb;        /* [n_tok, D] dev */
     float *x;          /* [n_tok, D] dev, residual of the current rows */
+    char *seen;        /* the copies, dev; tok itself where memory is plain */
+    size_t sent_bytes; /* from tok on: what operations only read, copied when rows change */
     int32_t *tok;      /* [n_tok] the prompt */
     int32_t *pos_all;  /* [n_tok] 0, 1, 2, … */
     int32_t *pos;      /* [n_tok] positions of the current rows */
     int32_t *ask;      /* [n_tok] the same in a prompt without the missed chunks */
     int32_t *slot;     /* [n_tok] where their KV stands while chunks are not seen (PASS_SIDE) */
     int32_t *row;      /* [n_tok] rows that stay behind a choosing layer */
-    float *score;      /* [n_tok] attention mass, by token */
-    float *dev;        /* [n_tok] deviation of K */
-    float *cand_score; /* [n_tok] of the candidates only; room for other things before */
-    int32_t *cand;     /* [n_tok] their positions */
+    int32_t *cand;     /* [n_tok] positions of the candidates */
     int32_t *pick;     /* [n_tok] those of them that were taken */
+    float *dev;        /* [n_tok] deviation of K */
+    float *score;      /* [n_tok] attention mass, by token */
+    float *cand_score; /* [n_tok] of the candidates only; room for other things before */
     int32_t *sel;      /* [n_tok] selected positions, ascending */
     uint8_t *chosen;   /* [n_tok] enum fus_choice */
     float *att;        /* [rows of a slice, H*K] dev */
@@ -114,6 +118,12 @@ struct fus_prefill {
     double token_layers;
     struct fus_report report;
 };
+
+/* prefill.c: where operations find a part, or a place in it, from tok to score; NULL for NULL. */
+void *fus_seen(const struct fus_prefill *f, const void *part);
+/* On a stream to what operations see (up) or back; nothing where memory is plain. */
+int fus_part_copy(const struct fus_prefill *f, struct kn_stream *st, void *part, size_t bytes,
+                  bool up);
 
 /* select.c */
 int fus_plan_resolve(struct fus_prefill *f); /* checks and defaults; -EINVAL */

@@ -306,8 +306,8 @@ int fus_deviation_rows(struct fus_prefill *f, const struct kv_rows *rows)
             piece[n++] = (struct kn_stored){
                 .pos0 = (int32_t)g->r.tok0, .n = g->r.n, .k = g->cur.k, .t = g->cur.dtype};
         if (n < KN_PIECES && i + 1 < f->n_range) continue;
-        r = kn_deviation(rows->st, rows->k, rows->ld, f->b.pos + rows->row0, rows->n, piece, n,
-                         cfg->G, cfg->K, f->b.dev);
+        r = kn_deviation(rows->st, rows->k, rows->ld, fus_seen(f, f->b.pos + rows->row0), rows->n,
+                         piece, n, cfg->G, cfg->K, fus_seen(f, f->b.dev));
         n = 0;
     }
     return r;
@@ -327,8 +327,12 @@ static int mass_block(struct kn_stream *st, void *arg, size_t row0, size_t m)
     const struct mass *a = arg;
     const size_t key0 = (row0 + KN_PAGE - 1) / KN_PAGE * KN_PAGE;
     const size_t end = (row0 + m + KN_PAGE - 1) / KN_PAGE * KN_PAGE;
+    float *score = a->f->b.score + key0;
+    const size_t n = (end < a->n_keys ? end : a->n_keys) - key0;
     if (key0 == end) return 0;
-    return kn_attn_mass(st, &a->q, a->f->b.score, key0, (end < a->n_keys ? end : a->n_keys) - key0);
+    int r = fus_part_copy(a->f, st, score, n * sizeof(*score), true);
+    if (r == 0) r = kn_attn_mass(st, &a->q, fus_seen(a->f, a->f->b.score), key0, n);
+    return r < 0 ? r : fus_part_copy(a->f, st, score, n * sizeof(*score), false);
 }
 
 size_t fus_mass_keys(const struct fus_prefill *f, const int32_t *pos)
@@ -344,7 +348,7 @@ int fus_mass_add(struct fus_prefill *f, unsigned layer, const int32_t *pos)
                      .q = {.q = f->b.keep_q,
                            .ldq = (size_t)cfg->H * cfg->K,
                            .m = f->n_suffix,
-                           .pos = pos + f->n_rows - f->n_suffix,
+                           .pos = fus_seen(f, pos + f->n_rows - f->n_suffix),
                            .H = cfg->H,
                            .kv = &f->kv,
                            .layer = layer,

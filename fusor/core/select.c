@@ -166,7 +166,14 @@ struct top {
 static int top_block(struct kn_stream *st, void *arg, size_t row0, size_t m)
 {
     const struct top *t = arg;
-    return kn_top(st, t->score, t->f->b.cand, t->n, t->k, t->f->b.pick);
+    const struct fus_prefill *f = t->f;
+    const struct pre_buffers *b = &f->b;
+    int r = fus_part_copy(f, st, b->cand, t->n * sizeof(*b->cand), true);
+    if (r == 0)
+        r = kn_top(st, fus_seen(f, t->score), fus_seen(f, b->cand), t->n, t->k,
+                   fus_seen(f, b->pick));
+    if (r == 0) r = fus_part_copy(f, st, b->pick, t->k * sizeof(*b->pick), false);
+    return r < 0 ? r : fus_part_copy(f, st, b->dev, f->plan.n_tok * sizeof(*b->dev), false);
 }
 
 /* Of the candidates, by scores that the host has looked at. */

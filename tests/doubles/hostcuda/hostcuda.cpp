@@ -414,10 +414,15 @@ static bool is_pinned(const void *p) /* or the device's */
     return block_of(p) != blocks.end() || is_registered(p);
 }
 
+static std::set<const char *> shared_seen; /* blocks that kernels were given and the host touches */
+static unsigned long n_copies;
+
 void check_argument(const char *kernel, const void *p)
 {
     std::lock_guard<std::recursive_mutex> guard(lock);
     if (p && !is_pinned(p)) misuse("a kernel is given memory that no device reaches", kernel);
+    auto b = block_of(p);
+    if (b != blocks.end() && !b->second.device) shared_seen.insert(b->first);
 }
 
 static size_t memory_max = SIZE_MAX;
@@ -640,6 +645,18 @@ extern "C" __attribute__((visibility("default"))) void hostcuda_counts(unsigned 
 {
     *launches = n_launches;
     *waits = n_waits;
+}
+
+/* Since it was last asked: copies; blocks of memory that kernels were given although the host touches
+ * them, too, by any argument that is an address. */
+extern "C" __attribute__((visibility("default"))) void hostcuda_traffic(unsigned long *copies,
+                                                                        unsigned long *blocks_seen)
+{
+    std::lock_guard<std::recursive_mutex> guard(lock);
+    *copies = n_copies;
+    *blocks_seen = shared_seen.size();
+    n_copies = 0;
+    shared_seen.clear();
 }
 
 /* As KVBLEND_HOSTCUDA says it, from now on. */
@@ -937,6 +954,7 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpy
     std::lock_guard<std::recursive_mutex> guard(lock);
     if (leaves_its_block(dst, bytes) || leaves_its_block(src, bytes)) return cudaErrorInvalidValue;
     const bool to = is_device(dst), from = is_device(src);
+    n_copies++;
     const bool pageable = !is_pinned(src) || !is_pinned(dst);
     if (pageable && spoils(s)) return cudaErrorStreamCaptureUnsupported;
     if (!from && to && !is_pinned(src)) {

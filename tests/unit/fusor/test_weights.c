@@ -222,6 +222,85 @@ TEST(a_layer_of_stored_kv_is_waited_for_with_the_layer)
     ASSERT_EQ(c5.launches - c3.launches, 2 * (14 + 1 + 13)); /* one load; a decode step behind it */
 }
 
+struct traffic {
+    unsigned long copies, blocks;
+};
+
+static struct traffic traffic(void)
+{
+    struct traffic t;
+    void (*fn)(unsigned long *, unsigned long *) = NULL;
+    *(void **)&fn = hook("hostcuda_traffic");
+    fn(&t.copies, &t.blocks);
+    return t;
+}
+
+/* Memory that both sides touch moves to and fro, or is read over the bus: a prefill's kernels have
+ * none but the word by which they say that a position is wrong, whatever is chosen by what. The
+ * copies that they have instead are made when rows change, not in each layer. */
+TEST(kernels_read_copies_of_what_the_host_decides)
+{
+    static const enum pol_strategy all[] = {POL_FULL,  POL_REUSE, POL_SINK, POL_HKVD,
+                                            POL_QUERY, POL_QS,    POL_SIDE};
+    unsigned long copies[2];
+    for (unsigned i = 0; i < 2; i++) {
+        const struct tiny_opts o = {.L = 8 + 4 * i};
+        struct kit k;
+        struct prompt p;
+        float logits[V];
+        open_with(&k, "bf16", &o);
+        prompt_init(&k, &p);
+        for (size_t j = 0; j < sizeof all / sizeof *all; j++) {
+            (void)traffic();
+            run(&k, &p, all[j], 0.3f, logits);
+            const struct traffic t = traffic();
+            ASSERT_EQ(t.blocks, 1);
+            if (all[j] == POL_FULL) copies[i] = t.copies;
+        }
+        kit_chunk_fini(&p.chunk);
+        kit_close(&k);
+    }
+    ASSERT_EQ(copies[0], copies[1]);
+}
+
+/* Logits of many rows are the host's: they come in slices, through no more of the device's memory
+ * than one takes. */
+TEST(logits_of_a_whole_prompt_come_in_slices)
+{
+    enum { MANY = 32768, TOKENS = 1100, FEW = 40 };
+    const struct tiny_opts o = {
+        .L = 1, .D = 16, .H = 1, .G = 1, .K = 16, .F = 16, .V = MANY, .ctx_max = TOKENS};
+    struct fus_prefill *f[2];
+    struct fus_session *s[2];
+    const float *logits[2];
+    struct kn_memory before, after;
+    struct kit k;
+    size_t rows;
+    kit_open(&k, &o, 4 * TOKENS);
+    int32_t *tok = mem_alloc(TOKENS * sizeof *tok);
+    kit_tokens(&k, 3, tok, TOKENS);
+    before = kn_dev_memory(k.c->dev);
+    for (int i = 0; i < 2; i++) {
+        const struct fus_plan plan = {
+            .tok = tok, .n_tok = TOKENS, .logits_from = i ? 1 : TOKENS - FEW};
+        ASSERT_OK(fus_session_create(k.c, TOKENS, &s[i]));
+        ASSERT_OK(fus_prefill_begin(s[i], &plan, &f[i]));
+        ASSERT_OK(fus_prefill_steps(f[i]));
+        logits[i] = fus_prefill_logits(f[i], &rows);
+        ASSERT_EQ(rows, i ? TOKENS - 1 : FEW);
+    }
+    after = kn_dev_memory(k.c->dev);
+    ASSERT_TRUE(after.device_bytes - before.device_bytes < rows * MANY * sizeof *logits[0]);
+    for (size_t i = 0; i < (size_t)FEW * MANY; i++)
+        ASSERT_NEAR(logits[1][(rows - FEW) * MANY + i], logits[0][i], 1e-3);
+    for (int i = 0; i < 2; i++) {
+        fus_prefill_end(f[i]);
+        fus_session_destroy(s[i]);
+    }
+    mem_free(tok);
+    kit_close(&k);
+}
+
 /* What a GPU is given at once, for models that do not fit here. */
 TEST(a_layer_of_a_large_model_is_one_step)
 {
