@@ -253,6 +253,7 @@ static void unstage(struct kn_dev *d, uint64_t turn)
 
 static void destroy(struct kn_dev *d)
 {
+    if (d->cu) (void)cu_sync(d->cu); /* copies may still read the host's memory */
     if (d->cu) replay_forget(&d->replay, d->cu);
     for (unsigned i = 0; d->cu && i < SLOTS_ALL; i++)
         if (d->stream.slot[i]) cu_free(d->cu, d->stream.slot[i], KN_MEM_DEVICE);

@@ -368,6 +368,30 @@ TEST(weights_are_the_callers_again_once_they_are_given)
     kn_dev_destroy(d);
 }
 
+/* A device that is lost meanwhile says so at once or at the end; what rows pass through goes with
+ * it, whether it has been used or not. */
+TEST(weights_that_do_not_arrive_are_told)
+{
+    enum { K = 4096, N = 1200 };
+    void (*fail_after)(long) = NULL;
+    *(void **)&fail_after = kern_hook("hostcuda_fail_after");
+    float *rows = mem_zalloc(N * K * sizeof *rows);
+    ASSERT_TRUE(rows != NULL);
+    for (long n = 0; n < 4; n++) {
+        struct kn_dev *d = open_device(KN_ARITH_F32);
+        struct kn_mat *w = NULL;
+        ASSERT_OK(kn_mat_create(d, N, K, &w));
+        fail_after(n);
+        int r = kn_mat_fill(w, 0, N, rows);
+        if (r == 0) r = kn_mat_done(w);
+        fail_after(-1);
+        ASSERT_ERR(r, -EIO);
+        kn_mat_destroy(w);
+        kn_dev_destroy(d);
+    }
+    mem_free(rows);
+}
+
 struct product {
     struct kn_gemm_args g;
 };
@@ -678,9 +702,18 @@ static void gpu_of(struct kn_dev *d, struct gpu **ret)
     if (kn_dev_gpu(d, ret, &e) < 0) test_fail(__FILE__, __LINE__, "%s", e.msg);
 }
 
+/* NULL: as all tests run. */
+static void set_mode(const char *words)
+{
+    void (*fn)(const char *) = NULL;
+    *(void **)&fn = kern_hook("hostcuda_mode");
+    fn(words ? words : getenv("KVBLEND_HOSTCUDA"));
+}
+
 TEST(copies_of_a_stream_of_ones_own_reach_what_operations_read)
 {
     enum { N = 8192 };
+    set_mode("");
     struct kn_dev *d = open_device(KN_ARITH_F32);
     struct gpu *g = NULL;
     struct gpu_stream *s = NULL;
@@ -711,13 +744,7 @@ TEST(copies_of_a_stream_of_ones_own_reach_what_operations_read)
     kn_mem_free(d, dev);
     kn_mem_free(d, seen);
     kn_dev_destroy(d);
-}
-
-static void set_mode(const char *words)
-{
-    void (*fn)(const char *) = NULL;
-    *(void **)&fn = kern_hook("hostcuda_mode");
-    fn(words);
+    set_mode(NULL);
 }
 
 /* One seed is one order of turns, in which everybody has one. */
@@ -743,7 +770,7 @@ TEST(a_seed_is_an_order_of_threads)
                 memcmp(turn[1], turn[2], sizeof turn[0]));
     turns(N, turn[2]); /* the next block's is another one */
     ASSERT_TRUE(memcmp(turn[1], turn[2], sizeof turn[0]));
-    set_mode("");
+    set_mode(NULL);
 }
 
 struct copied {
@@ -793,7 +820,7 @@ TEST(an_eager_copy_overtakes_who_still_reads)
         kn_mem_free(d, dev), kn_mem_free(d, seen);
         kn_dev_destroy(d);
     }
-    set_mode("");
+    set_mode(NULL);
 }
 
 /* ---- staged KV ---- */
