@@ -68,13 +68,15 @@ class GpuCheck(unittest.TestCase):
         self.program("tools/bench/kvblend-bench", text)
         self.program("rows", "#!/bin/sh\necho $KVBLEND_TEST_DEVICE $KVBLEND_TEST_WEIGHTS $*\necho 3 passed, 0 failed\n")
         tests = [{"name": "kernels/hostcuda_rows", "env": {"KVBLEND_TEST_DEVICE": "hostcuda", "KVBLEND_TEST_WEIGHTS": "fp8"},
-                  "cmd": ["/elsewhere/build/rows", "-k", "few"]},
+                  "cmd": ["/elsewhere/build/rows", "-k", "few"], "depends": ["lanes@cus", "lanes@sha", "kn@a"]},
                  {"name": "kernels/rows", "env": {}, "cmd": ["/never/run"]},
                  {"name": "bench/hostcuda_cli", "env": {"KVBLEND_TEST_DEVICE": "hostcuda"}, "cmd": ["/never/run"]},
                  {"name": "kernels/hostcuda", "env": {"KVBLEND_TEST_DEVICE": "hostcuda"},
                   "cmd": ["/elsewhere/build/test_hostcuda"]}]
         self.program("meson-info/meson-info.json", json.dumps({"directories": {"build": "/elsewhere/build"}}))
-        self.program("meson-info/intro-tests.json", json.dumps(tests))
+        self.program("meson-info/intro-tests.json", json.dumps([{"depends": []} | t for t in tests]))
+        made = {"lanes@cus": "liblanes_cuda.so", "lanes@sha": "liblanes_hostcuda.so", "kn@a": "libkn.a", "x@sha": "libx_hostcuda.so"}
+        self.program("meson-info/intro-targets.json", json.dumps([{"id": i, "filename": [str(self.build / f)]} for i, f in made.items()]))
 
     def run_check(self, *args):
         argv = [TOOLS / "gpu-check", "--dry", "--no-build", "--build", self.build, "--out", self.out, *args]
@@ -158,6 +160,14 @@ class GpuCheck(unittest.TestCase):
         self.assertEqual(tool.fitted("llama-70b", small), "llama-70b:layers=14")
         for shape, (layers, layer, _) in tool.SIZES.items():
             self.assertGreater(layers * layer, 6e9, shape)
+
+    def test_what_tests_load_is_built_for_the_device(self):
+        self.stubs()
+        for kind, device in ([], "cuda"), (["--dry"], "hostcuda"):
+            argv = [TOOLS / "gpu-check", "--targets", "--build", self.build, "--out", self.out, *kind]
+            targets = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True).stdout.split()
+            self.assertEqual([t for t in targets if "lib" in t and "/" not in t], ["liblanes_%s.so" % device])
+            self.assertIn("rows", targets)
 
     def test_a_part_of_the_build_that_fails_leaves_the_rest(self):
         self.stubs()

@@ -189,7 +189,7 @@ TEST(what_the_library_refuses_is_tried_otherwise_and_counted)
 
 static void set_mode(const char *words)
 {
-    void (*fn)(const char *);
+    void (*fn)(const char *) = NULL;
     *(void **)&fn = kern_hook("hostcuda_mode");
     fn(words);
 }
