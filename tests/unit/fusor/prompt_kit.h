@@ -4,7 +4,7 @@
 
 #include "tests/unit/fusor/blend_kit.h"
 
-enum { V_MAX = 96, T_MAX = 400, N_PARTS = 12 };
+enum { V_MAX = 96, T_MAX = 400, N_PARTS = 20 };
 
 /* A prompt made of parts: 'S' one sink token, 'g' glue, 'm' miss (a range without KV), 'p' exact
  * prefix, 'A'…'D' chunks (the same letter is the same chunk). */

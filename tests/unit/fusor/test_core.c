@@ -283,6 +283,24 @@ TEST(blends_match_reference)
     kit_close(&k);
 }
 
+/* More of them than kn_kv_load() and kn_deviation() take at once. */
+static const char many_chunks[] = "SCCCCCCCCCCCCCCCCCCq";
+
+TEST(a_prompt_of_many_chunks_matches_reference)
+{
+    static const enum pol_strategy all[] = {POL_REUSE, POL_HKVD, POL_QUERY, POL_SIDE};
+    struct kit k;
+    struct prompt p;
+    struct result res;
+    open_default(&k);
+    prompt_init(&p, &k, many_chunks);
+    ASSERT_TRUE(p.n_range > KN_PIECES);
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        check_blend(&p, all[i], 0.2f, &res);
+    prompt_fini(&p);
+    kit_close(&k);
+}
+
 static void set_dtype(struct prompt *p, enum kn_dtype t)
 {
     for (int i = 0; i < 4; i++) {
@@ -513,10 +531,10 @@ TEST(hkvd_selects_the_largest_deviation)
 {
     struct kit k;
     open_default(&k);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         struct prompt p;
         struct result got;
-        prompt_init(&p, &k, "SAgCmBgq");
+        prompt_init(&p, &k, i == 2 ? many_chunks : "SAgCmBgq");
         struct fus_plan plan = plan_of(&p, POL_HKVD, 0.2f);
         const unsigned check = i % 2 ? 3 : 1;
         struct trace w = {0};
