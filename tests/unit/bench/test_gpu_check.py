@@ -71,6 +71,8 @@ class GpuCheck(unittest.TestCase):
                   "cmd": ["/elsewhere/build/rows", "-k", "few"], "depends": ["lanes@cus", "lanes@sha", "kn@a"]},
                  {"name": "kernels/rows", "env": {}, "cmd": ["/never/run"]},
                  {"name": "bench/hostcuda_cli", "env": {"KVBLEND_TEST_DEVICE": "hostcuda"}, "cmd": ["/never/run"]},
+                 {"name": "kernels/hostcuda_mixed_rows", "cmd": ["/elsewhere/build/tests/rows"],
+                  "env": {"KVBLEND_TEST_DEVICE": "hostcuda", "KVBLEND_HOSTCUDA": "eager"}},
                  {"name": "kernels/hostcuda", "env": {"KVBLEND_TEST_DEVICE": "hostcuda"},
                   "cmd": ["/elsewhere/build/test_hostcuda"]}]
         self.program("meson-info/meson-info.json", json.dumps({"directories": {"build": "/elsewhere/build"}}))
@@ -94,6 +96,7 @@ class GpuCheck(unittest.TestCase):
         self.assertIn("no such shape", state["kernels"]["note"])
         self.assertEqual([state[tool]["state"] for tool in ("memcheck", "racecheck")], ["skipped"] * 2)
         self.assertEqual(state["test"]["note"], "3 passed, 0 failed")
+        self.assertFalse([s for s in got["steps"] if "mixed" in s["step"]])
         self.assertIn("hostcuda fp8 -k few\n", (self.out / "gpu-check.log").read_text())
         self.assertEqual(got["reports"]["ttft smollm2:layers=2"], TTFT)
 
