@@ -1,351 +1,67 @@
-/* Formatters by family, written by hand rather than interpreted: a formatter that emits pieces
- * keeps user text and control tokens apart by construction, knows where each message's content
- * landed, and runs no program that came with a model file.
+/* Messages as values of a template, and its output as pieces of a prompt.
  *
- * A template is recognised on a canonical form of its source (canon()): comments and layout gone,
- * quotes and subscripts in one spelling, so that the copies that circulate compare equal. What
- * differs within a family (a default system text, the spaces around [INST]) is read from that form.
- * A source that fits no family is refused; guessing would give prompts that are silently wrong. */
+ * Segments of the output say where their bytes stand: in the template (a special piece, in which
+ * control tokens are looked for), in message i (a text piece, and a span where they are that
+ * message's own bytes), or elsewhere in the request (a text piece). Names of roles that everybody
+ * knows count as the template's: "<|" + role + "|>" is how some spell their tokens. */
 #include "fusor/text/chat.h"
 
 #include "base/assert.h"
+#include "base/clock.h"
 #include "base/mem.h"
-#include "fusor/text/chat_int.h"
+#include "fusor/text/jinja.h"
+#include "fusor/text/unicode.h"
 
 #include <string.h>
 
-#define NL "\n"
-
-/* ---- the families' names -----------------------------------------------------------------------
- */
-
-#define SMOLLM "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
-#define QWEN2 "You are a helpful assistant."
-#define QWEN25 "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
-
-/* system, user, assistant */
-#define TURNS(t)                                                                                   \
-    {                                                                                              \
-        t, t, t                                                                                    \
-    }
-#define CHATML                                                                                     \
-    .render = chat_turns, .turn = TURNS("{<|im_start|>}%r\n%c{<|im_end|>}\n"),                     \
-    .gen = "{<|im_start|>}assistant\n"
-#define LLAMA3_HEADER(role) "{<|start_header_id|>}" role "{<|end_header_id|>}\n\n"
-#define LLAMA3                                                                                     \
-    .render = chat_turns, .bos = "<|begin_of_text|>", .start = "%b",                               \
-    .turn = TURNS(LLAMA3_HEADER("%r") "%t{<|eot_id|>}"), .gen = LLAMA3_HEADER("assistant")
-#define LLAMA3_SYSTEM(date, text)                                                                  \
-    LLAMA3_HEADER("system")                                                                        \
-    "Cutting Knowledge Date: December 2023\nToday Date: " date "\n\n" text "{<|eot_id|>}"
-#define LLAMA3_DATED(date)                                                                         \
-    LLAMA3, .without_system = LLAMA3_SYSTEM(date, ""), .with_system = LLAMA3_SYSTEM(date, "%t")
-#define PHI3(role) "{<|" role "|>}\n%c{<|end|>}\n"
-
-static const struct chat chats[] = {
-    /* what --chat-template NAME gives; recognition starts from these, too */
-    {.name = "smollm2", CHATML, .default_system = SMOLLM},
-    {.name = "qwen2", CHATML, .default_system = QWEN2},
-    {.name = "qwen2.5", CHATML, .default_system = QWEN25, .tools = true},
-    {.name = "qwen3", CHATML, .tools = true, .think = true},
-    {.name = "chatml", CHATML},
-    /* The system text stands bare before the first turn; every user turn opens the answer. */
-    {.name = "yi",
-     .render = chat_turns,
-     .with_system = "%c",
-     .turn = {NULL, "{<|im_start|>}user\n%c{<|im_end|>}\n{<|im_start|>}assistant\n",
-              "%c{<|im_end|>}\n"}},
-    {.name = "llama2", .render = chat_llama2, .bos = "<s>", .eos = "</s>"},
-    {.name = "llama3", LLAMA3},
-    {.name = "llama3.1", LLAMA3_DATED("26 Jul 2024")},
-    {.name = "llama3.2", LLAMA3_DATED("%d")},
-    {.name = "mistral-v0.1",
-     .render = chat_mistral,
-     .bos = "<s>",
-     .eos = "</s>",
-     .mistral = {.open = "[INST] ", .close = " [/INST]", .after_eos = " "}},
-    {.name = "mistral-v1",
-     .render = chat_mistral,
-     .bos = "<s>",
-     .eos = "</s>",
-     .mistral =
-         {.open = " [INST] ", .close = " [/INST]", .lead = " ", .system = CHAT_SYSTEM_FIRST}},
-    {.name = "mistral-v3",
-     .render = chat_mistral,
-     .bos = "<s>",
-     .eos = "</s>",
-     .mistral = {.open = "[INST] ",
-                 .close = "[/INST]",
-                 .lead = " ",
-                 .system = CHAT_SYSTEM_LAST,
-                 .trim = true,
-                 .control = true}},
-    {.name = "mistral-tekken",
-     .render = chat_mistral,
-     .bos = "<s>",
-     .eos = "</s>",
-     .mistral =
-         {.open = "[INST]", .close = "[/INST]", .system = CHAT_SYSTEM_LAST, .control = true}},
-    /* The role names are ordinary text to Zephyr's tokenizer; only the end of a turn is a token. */
-    {.name = "zephyr",
-     .render = chat_turns,
-     .eos = "</s>",
-     .turn = TURNS("<|%r|>\n%c%e\n"),
-     .gen = "<|assistant|>\n"},
-    {.name = "phi3",
-     .render = chat_turns,
-     .eos = "<|endoftext|>",
-     .turn = {PHI3("system"), PHI3("user"), PHI3("assistant")},
-     .gen = "{<|assistant|>}\n",
-     .end = "%e"},
-    /* The first release: no system turn, and every question opens its answer. */
-    {.name = "phi3-v1",
-     .render = chat_turns,
-     .bos = "<s>",
-     .start = "%b",
-     .turn = {NULL, PHI3("user") "{<|assistant|>}\n", "%c{<|end|>}\n"}},
+struct chat {
+    const char *name;
+    struct jinja *jinja;
+    bool developer; /* the template knows the role; else it is told of a system message */
 };
-enum { N_CHATS = sizeof chats / sizeof chats[0] };
 
-/* Kept out of line: gcc 12 unrolls the loop for a constant name and then warns about the strings
- * that differ. */
-__attribute__((noinline)) static const struct chat *chat_named(const char *name)
-{
-    for (size_t i = 0; i < N_CHATS; i++)
-        if (strcmp(chats[i].name, name) == 0) return &chats[i];
-    return NULL;
-}
-
-static int refuse_template(struct err *err, const char *why)
+static int refuse(struct err *err, const char *what, const char *why)
 {
     struct buf names = BUF_INIT;
-    for (size_t i = 0; i < N_CHATS; i++)
-        (void)buf_addf(&names, "%s%s", i ? " " : "", chats[i].name);
+    const char *name;
+    for (size_t i = 0; (name = chat_builtin_name(i)); i++)
+        (void)buf_addf(&names, "%s%s", i ? " " : "", name);
     const char *list = buf_cstr(&names);
-    (void)err_set(err, -ENOTSUP, "%s; --chat-template NAME overrides: %s", why, list ? list : "");
+    (void)err_set(err, -ENOTSUP, "%s%s; --chat-template NAME overrides: %s", what, why,
+                  list ? list : "");
     buf_fini(&names);
     return -ENOTSUP;
 }
 
-/* ---- recognition -------------------------------------------------------------------------------
- */
-
-/* One string literal from s (at its quote) to `out`, with ' as its quote and real line breaks.
- * Returns the length read. */
-static size_t canon_literal(struct buf *out, const char *s)
-{
-    char quote = s[0];
-    size_t i = 1;
-    (void)buf_addc(out, '\'');
-    while (s[i] && s[i] != quote) {
-        if (s[i] == '\\' && s[i + 1]) {
-            (void)buf_addc(out, s[i + 1] == 'n' ? '\n' : s[i + 1]);
-            i += 2;
-        } else {
-            (void)buf_addc(out, s[i++]);
-        }
-    }
-    (void)buf_addc(out, '\'');
-    return s[i] ? i + 1 : i;
-}
-
-static size_t canon_tag(struct buf *out, const char *s)
-{
-    static const struct {
-        const char *from, *to;
-    } spell[] = {{"['role']", ".role"},
-                 {"[\"role\"]", ".role"},
-                 {"['content']", ".content"},
-                 {"[\"content\"]", ".content"}};
-    size_t i = 2;
-    if (s[i] == '-') i++;
-    (void)buf_add(out, s, 2);
-    while (s[i] && !((s[i] == '%' || s[i] == '}') && s[i + 1] == '}')) {
-        size_t k = 0, n = sizeof spell / sizeof spell[0];
-        while (k < n && strncmp(s + i, spell[k].from, strlen(spell[k].from)) != 0)
-            k++;
-        if (k < n) {
-            (void)buf_adds(out, spell[k].to);
-            i += strlen(spell[k].from);
-        } else if (s[i] == '\'' || s[i] == '"') {
-            i += canon_literal(out, s + i);
-        } else {
-            bool dash = s[i] == '-' && (s[i + 1] == '%' || s[i + 1] == '}') && s[i + 2] == '}';
-            if (!strchr(" \t\r\n", s[i]) && !dash) (void)buf_addc(out, s[i]);
-            i++;
-        }
-    }
-    if (!s[i]) return i;
-    (void)buf_add(out, s + i, 2);
-    return i + 2;
-}
-
-/* The canonical form, or NULL when out of memory. mem_free() it. Text outside of tags loses its
- * white space, comments vanish, tags lose theirs outside of string literals. */
-static char *canon(const char *s)
-{
-    struct buf out = BUF_INIT;
-    int r = buf_reserve(&out, 2 * strlen(s) + 16); /* it never grows by more: no append fails */
-    while (r == 0 && *s) {
-        if (s[0] == '{' && s[1] == '#') {
-            const char *end = strstr(s, "#}");
-            s = end ? end + 2 : s + strlen(s);
-        } else if (s[0] == '{' && (s[1] == '%' || s[1] == '{')) {
-            s += canon_tag(&out, s);
-        } else {
-            if (!strchr(" \t\r\n", *s)) (void)buf_addc(&out, *s);
-            s++;
-        }
-    }
-    if (r < 0 || !buf_cstr(&out)) {
-        buf_fini(&out);
-        return NULL;
-    }
-    return buf_take(&out, NULL);
-}
-
-static bool has(const char *s, const char *part)
-{
-    return strstr(s, part) != NULL;
-}
-
-/* The default system text of a chatml template: a literal of the form
- * '<|im_start|>system\nTEXT<|im_end|>\n'. 1 found, 0 none, -ENOMEM. */
-static int default_system(const char *src, char **ret)
-{
-    static const char head[] = "'<|im_start|>system" NL, tail[] = "<|im_end|>" NL "'";
-    for (const char *p = strstr(src, head); p; p = strstr(p + 1, head)) {
-        const char *text = p + sizeof head - 1, *quote = strchr(text, '\''),
-                   *end = strstr(text, tail);
-        if (!end || end == text || (quote && quote < end)) continue;
-        *ret = mem_strndup(text, (size_t)(end - text));
-        return *ret ? 1 : -ENOMEM;
-    }
-    return 0;
-}
-
-static int recognise_chatml(const char *s, struct chat *c)
-{
-    bool think = has(s, "ns.last_query_index") && has(s, "<think>");
-    bool tools = has(s, NL "<tool_response>" NL);
-    bool plain =
-        has(s, "'<|im_start|>'+message.role+'" NL "'+message.content+'<|im_end|>'+'" NL "'") ||
-        has(s, "'<|im_start|>'+message.role+'" NL "'+message.content+'<|im_end|>" NL "'");
-    if (think && tools && has(s, "add_generation_prompt") &&
-        !has(s, "'<|im_start|>assistant" NL "<think>" NL)) {
-        *c = *chat_named("qwen3");
-        return 1;
-    }
-    /* Qwen3's later releases, which do not think, put the text in a variable first. */
-    if (tools && has(s, "content=message.content") &&
-        has(s, "'<|im_start|>'+message.role+'" NL "'+content+'<|im_end|>'+'" NL "'") &&
-        has(s, "'<|im_start|>'+message.role+'" NL "'+content}}"))
-        plain = true;
-    if (!plain || has(s, "<think>") || has(s, "raise_exception")) return 0;
-    *c = *chat_named(tools ? "qwen2.5" : "chatml");
-    c->default_system = NULL;
-    int r = default_system(s, &c->system_copy);
-    if (r < 0) return r;
-    if (r == 1) {
-        c->default_system = c->system_copy;
-        for (size_t i = 0; i < N_CHATS; i++)
-            if (chats[i].default_system && strcmp(chats[i].default_system, c->system_copy) == 0)
-                c->name = chats[i].name;
-    } else if (tools) {
-        c->name = "chatml";
-    }
-    c->gen_always = !has(s, "add_generation_prompt") && has(s, "'<|im_start|>assistant" NL "'");
-    return 1;
-}
-
-static int recognise_mistral(const char *s, struct chat *c)
-{
-    bool first = has(s, "loop.firstandsystem_message") || has(s, "loop.index0==0andsystem_message");
-    bool last = has(s, "loop.lastandsystem_message");
-    bool v1 = has(s, "' [INST] '"), v3 = has(s, "'[INST] '"), tekken = has(s, "'[INST]'");
-    if (!v1 && !v3 && !tekken) return 0;
-    bool close = has(s, "' [/INST]'");
-    if (!close && !has(s, "'[/INST]'")) return 0;
-    const char *name = tekken  ? "mistral-tekken"
-                       : v1    ? "mistral-v1"
-                       : close ? "mistral-v0.1"
-                               : "mistral-v3";
-    *c = *chat_named(name);
-    struct chat_mistral *m = &c->mistral;
-    m->open = v1 ? " [INST] " : v3 ? "[INST] " : "[INST]";
-    m->close = close ? " [/INST]" : "[/INST]";
-    m->lead = has(s, "' '+message.content") ? " " : NULL;
-    m->trim = has(s, "message.content|trim+eos_token");
-    m->after_eos = has(s, "eos_token+' '") ? " " : NULL;
-    m->system = last ? CHAT_SYSTEM_LAST : first ? CHAT_SYSTEM_FIRST : CHAT_SYSTEM_NONE;
-    return has(s, "eos_token") && has(s, "bos_token");
-}
-
-static int recognise_others(const char *s, const char *jinja, struct chat *c)
-{
-    const char *name = NULL;
-    if (has(s, "'<|im_start|>user" NL "'+content+'<|im_end|>" NL "<|im_start|>assistant" NL "'"))
-        name = "yi";
-    else if (has(s, "<|start_header_id|>") && has(s, "Cutting Knowledge Date: December 2023"))
-        name = has(s, "strftime_now") ? "llama3.2" : "llama3.1";
-    else if (has(s, "'<|start_header_id|>'+message.role+'<|end_header_id|>" NL NL
-                    "'+message.content|trim+'<|eot_id|>'"))
-        name = "llama3";
-    else if (has(s, "<<SYS>>" NL) && (has(s, "bos_token+'[INST] '+content.strip()+' [/INST]'") ||
-                                      has(s, "bos_token+'[INST] '+content|trim+' [/INST]'")))
-        name = "llama2";
-    else if (has(s, "'<|end|>'+'" NL "'+'<|assistant|>'"))
-        name = "phi3-v1";
-    else if (has(s, "'<|system|>" NL "'+message.content+'<|end|>" NL "'"))
-        name = "phi3";
-    else if (has(s, "'<|user|>" NL "'+message.content+eos_token") && has(jinja, "eos_token }}\n"))
-        name = "zephyr";
-    if (!name) return 0;
-    *c = *chat_named(name);
-    if (strcmp(name, "llama3") == 0) c->gen_always = !has(s, "add_generation_prompt");
-    return 1;
-}
-
-static int recognise(const char *jinja, struct chat *c, struct err *err)
-{
-    char *s = canon(jinja);
-    if (!s) return err_set(err, -ENOMEM, "out of memory");
-    int r = recognise_others(s, jinja, c);
-    if (r == 0 && has(s, "<|im_start|>")) r = recognise_chatml(s, c);
-    if (r == 0 && has(s, "[INST]") && !has(s, "[SYSTEM_PROMPT]") && !has(s, "<<SYS>>"))
-        r = recognise_mistral(s, c);
-    mem_free(s);
-    if (r < 0) return err_set(err, r, "out of memory");
-    return r ? 0 : refuse_template(err, "the model's chat template is of no known family");
-}
-
 int chat_open(const char *jinja, const char *name, struct chat **ret, struct err *err)
 {
-    struct chat c;
-    if (name) {
-        const struct chat *known = chat_named(name);
-        if (!known) return refuse_template(err, "no chat template has that name");
-        c = *known;
-    } else if (jinja) {
-        int r = recognise(jinja, &c, err);
-        if (r < 0) return r;
-    } else {
-        return refuse_template(err, "the model brings no chat template");
-    }
-    struct chat *copy = mem_alloc(sizeof *copy);
-    if (!copy) {
-        mem_free(c.system_copy);
+    struct err why = {0};
+    struct jinja *t = NULL;
+    const char *source = name ? chat_builtin(name) : jinja;
+    if (!source)
+        return refuse(
+            err, name ? "no chat template has that name" : "the model brings no chat template", "");
+    int r = jinja_open(source, strlen(source), &t, &why);
+    if (r == -ENOTSUP || r == -ERANGE) return refuse(err, "the model's chat template: ", why.msg);
+    struct chat *c = r == 0 ? mem_alloc(sizeof *c) : NULL;
+    if (!c) {
+        jinja_close(t);
         return err_set(err, -ENOMEM, "out of memory");
     }
-    *copy = c;
-    *ret = copy;
+    *c = (struct chat){name ? name : "jinja", t, jinja_says(t, "developer")};
+    if (name) { /* the table's, which stays */
+        size_t i = 0;
+        while (strcmp(c->name = chat_builtin_name(i), name) != 0)
+            i++;
+    }
+    *ret = c;
     return 0;
 }
 
 void chat_close(struct chat *c)
 {
     if (!c) return;
-    mem_free(c->system_copy);
+    jinja_close(c->jinja);
     mem_free(c);
 }
 
@@ -354,65 +70,159 @@ const char *chat_name(const struct chat *c)
     return c->name;
 }
 
-/* ---- rendering ---------------------------------------------------------------------------------
+/* ---- messages in -------------------------------------------------------------------------------
  */
 
-static int role_of(const char *role, enum chat_role *ret)
+static bool is_common(const char *role)
 {
-    if (strcmp(role, "developer") == 0) role = chat_role_names[CHAT_SYSTEM];
-    for (unsigned i = 0; i < CHAT_ROLES; i++) {
-        if (strcmp(chat_role_names[i], role) != 0) continue;
-        *ret = (enum chat_role)i;
-        return 1;
+    static const char *const roles[] = {"system",    "developer", "user",
+                                        "assistant", "tool",      "function"};
+    for (size_t i = 0; i < sizeof roles / sizeof *roles; i++)
+        if (strcmp(role, roles[i]) == 0) return true;
+    return false;
+}
+
+static int check_roles(const struct chat *c, const struct chat_thread *thread, struct err *err)
+{
+    if (thread->n == 0) return err_set(err, -EINVAL, "messages must not be empty");
+    for (size_t i = 0; i < thread->n; i++) {
+        const char *role = thread->msgs[i].role;
+        if (!is_common(role) && !jinja_says(c->jinja, role))
+            return err_set(err, -EINVAL, "messages[%zu]: unknown role '%.40s'", i, role);
     }
     return 0;
 }
 
-/* A token's text, or the family's own spelling without a tokenizer. */
-static struct chat_str token_text(const struct tok *t, int32_t id, const char *fallback)
+static struct jinja_val message(const struct chat *c, struct jinja_run *x, const struct chat_msg *m,
+                                int32_t mark)
 {
-    struct chat_str s = {"", 0};
-    if (!t && fallback) s = (struct chat_str){fallback, strlen(fallback)};
-    if (t && id >= 0) (void)tok_bytes(t, id, true, &s.s, &s.len);
-    return s;
+    const char *role = m->role;
+    if (!c->developer && strcmp(role, "developer") == 0) role = "system";
+    struct jinja_val v = json_is_object(m->more) ? jinja_json(x, m->more) : jinja_dict(x);
+    jinja_put(x, v, "role",
+              jinja_text(x, role, strlen(role), is_common(role) ? JINJA_TEMPLATE : JINJA_INPUT));
+    jinja_put(x, v, "content",
+              m->text ? jinja_text(x, m->text, m->len, mark) : jinja_json(x, NULL));
+    return v;
+}
+
+static void bind_token(struct jinja_run *x, const struct tok *t, const char *name, int32_t id)
+{
+    const char *s;
+    size_t len;
+    if (id >= 0 && tok_bytes(t, id, true, &s, &len) == 0)
+        jinja_bind(x, name, jinja_text(x, s, len, JINJA_TEMPLATE));
+}
+
+/* What transformers binds, under the same names; its own win over the caller's further ones. */
+static void bind(const struct chat *c, const struct tok *t, const struct chat_thread *thread,
+                 struct jinja_run *x)
+{
+    struct jinja_val *item = NULL, list = jinja_list(x, thread->n, &item);
+    const char *name;
+    json_t *value;
+    for (size_t i = 0; item && i < thread->n; i++)
+        item[i] = message(c, x, &thread->msgs[i], (int32_t)i);
+    json_object_foreach((json_t *)thread->vars, name, value)
+        jinja_bind(x, name, jinja_json(x, value));
+    jinja_bind(x, "messages", list);
+    jinja_bind(x, "tools", jinja_json(x, thread->tools));
+    jinja_bind(x, "documents", jinja_json(x, json_object_get(thread->vars, "documents")));
+    jinja_bind(x, "add_generation_prompt", jinja_bool(thread->add_generation_prompt));
+    if (t) {
+        bind_token(x, t, "bos_token", tok_bos(t));
+        bind_token(x, t, "eos_token", tok_eos(t));
+    }
+}
+
+/* ---- pieces out --------------------------------------------------------------------------------
+ */
+
+static void add_piece(struct chat_out *o, size_t len, bool special)
+{
+    struct tok_piece *last = o->n_pieces ? &o->pieces[o->n_pieces - 1] : NULL;
+    if (last && last->special == special)
+        last->len += len;
+    else
+        o->pieces[o->n_pieces++] = (struct tok_piece){o->text.data + o->text.len, len, special};
+}
+
+static void add_span(struct chat_out *o, size_t msg, size_t src, size_t len)
+{
+    struct chat_span *last = o->n_spans ? &o->spans[o->n_spans - 1] : NULL;
+    if (last && last->msg == msg && last->src + last->len == src &&
+        last->dst + last->len == o->text.len)
+        last->len += len;
+    else
+        o->spans[o->n_spans++] = (struct chat_span){msg, src, o->text.len, len};
+}
+
+static int put_out(const struct chat_thread *thread, const struct jinja_seg *seg, size_t n,
+                   struct chat_out *o)
+{
+    size_t total = 0;
+    for (size_t i = 0; i < n; i++)
+        total += seg[i].len;
+    o->pieces = mem_alloc((n + 1) * sizeof *o->pieces);
+    o->spans = mem_alloc((n + 1) * sizeof *o->spans);
+    if (!o->pieces || !o->spans || buf_reserve(&o->text, total) < 0) return -ENOMEM;
+    for (size_t i = 0; i < n; i++) {
+        const struct jinja_seg s = seg[i];
+        const struct chat_msg *m = s.mark >= 0 ? &thread->msgs[s.mark] : NULL;
+        add_piece(o, s.len, s.mark == JINJA_TEMPLATE);
+        const uintptr_t at = (uintptr_t)s.p, from = m ? (uintptr_t)m->text : 0;
+        if (m && at >= from && at - from < m->len) add_span(o, (size_t)s.mark, at - from, s.len);
+        (void)buf_add(&o->text, s.p, s.len); /* there is room */
+    }
+    return 0;
+}
+
+/* A message that the template leaves out would be missed by nobody but its sender. What an
+ * assistant said may go: templates drop thoughts. */
+static int check_whole(const struct chat_thread *thread, const struct jinja_seg *seg, size_t n,
+                       struct err *err)
+{
+    bool *seen = mem_zalloc(thread->n);
+    int r = seen ? 0 : -ENOMEM;
+    for (size_t i = 0; seen && i < n; i++)
+        if (seg[i].mark >= 0) seen[seg[i].mark] = true;
+    for (size_t i = 0; r == 0 && i < thread->n; i++) {
+        const struct chat_msg *m = &thread->msgs[i];
+        if (seen[i] || strcmp(m->role, "assistant") == 0) continue;
+        if (!m->text || uni_space_head(m->text, m->len, true) == m->len) continue;
+        r = err_set(err, -EINVAL,
+                    "messages[%zu]: the model's chat template leaves a '%.40s' message out at "
+                    "this place",
+                    i, m->role);
+    }
+    mem_free(seen);
+    return r;
 }
 
 int chat_render(const struct chat *c, const struct tok *t, const struct chat_thread *thread,
                 struct chat_out *out, struct err *err)
 {
-    const struct chat_msg *msgs = thread->msgs;
-    const size_t n = thread->n;
-    if (n == 0) return err_set(err, -EINVAL, "messages must not be empty");
-    enum chat_role *role = mem_alloc(n * sizeof *role);
-    if (!role) return err_set(err, -ENOMEM, "out of memory");
+    const struct jinja_seg *seg = NULL;
     struct chat_out fresh = {0};
-    struct chat_job j = {.c = c,
-                         .msgs = msgs,
-                         .n = n,
-                         .role = role,
-                         .gen = thread->add_generation_prompt || c->gen_always,
-                         .out = &fresh,
-                         .err = err,
-                         .bos = token_text(t, t ? tok_bos(t) : -1, c->bos),
-                         .eos = token_text(t, t ? tok_eos(t) : -1, c->eos)};
-    int r = 0;
-    for (size_t i = 0; r == 0 && i < n; i++)
-        if (!role_of(msgs[i].role, &role[i]))
-            r = err_set(err, -EINVAL, "messages[%zu]: unknown role '%.40s'", i, msgs[i].role);
-    if (r == 0) r = c->render(&j);
-    if (r == 0) r = j.status;
-    mem_free(role);
+    struct err why = {0};
+    size_t input = 0, n = 0;
+    int r = check_roles(c, thread, err);
+    if (r < 0) return r;
+    for (size_t i = 0; i < thread->n; i++)
+        input += thread->msgs[i].len;
+    const int64_t now_s = thread->now_s ? thread->now_s : (int64_t)clock_wall_s();
+    struct jinja_run *x = jinja_begin(c->jinja, input, now_s);
+    if (x) bind(c, t, thread, x);
+    r = x ? jinja_render(x, &seg, &n, &why) : -ENOMEM;
+    if (r < 0 && r != -ENOMEM) r = err_set(err, r, "the model's chat template: %s", why.msg);
+    if (r == 0) r = check_whole(thread, seg, n, err);
+    if (r == 0) r = put_out(thread, seg, n, &fresh);
+    jinja_end(x);
     if (r < 0) {
         if (r == -ENOMEM) (void)err_set(err, r, "out of memory");
         chat_out_fini(&fresh);
         return r;
     }
-    size_t at = 0; /* the text does not move any more */
-    for (size_t i = 0; i < fresh.n_pieces; i++) {
-        fresh.pieces[i].text = fresh.text.data + at;
-        at += fresh.pieces[i].len;
-    }
-    ASSERT(at == fresh.text.len);
     chat_out_fini(out);
     *out = fresh;
     return 0;

@@ -54,6 +54,21 @@ size_t uni_space_tail(const void *text, size_t n, bool python)
     return n - keep;
 }
 
+unsigned uni_case(uint32_t cp, enum uni_case to, uint8_t ret[4])
+{
+    const int32_t c = (int32_t)cp, mapped = to == UNI_UPPER   ? utf8proc_toupper(c)
+                                            : to == UNI_LOWER ? utf8proc_tolower(c)
+                                                              : utf8proc_totitle(c);
+    return (unsigned)utf8proc_encode_char(mapped, ret);
+}
+
+bool uni_printable(uint32_t cp)
+{
+    if (cp < 0x80) return cp >= 0x20 && cp < 0x7F;
+    const utf8proc_category_t c = utf8proc_category((int32_t)cp);
+    return c != UTF8PROC_CATEGORY_CN && c < UTF8PROC_CATEGORY_ZS;
+}
+
 /* A bit for each character that NFC may change, join to the one before, or move. Unicode has none
  * of them from U+30000 on. Asking utf8proc each time made Hindi a fifth slower. */
 enum { UNSTABLE_END = 0x30000 };

@@ -18,6 +18,11 @@ uint32_t uni_decode(const uint8_t *s, size_t n, unsigned *ret_len);
  * Python's str.isspace() has it. */
 size_t uni_space_head(const void *text, size_t n, bool python);
 size_t uni_space_tail(const void *text, size_t n, bool python);
+/* A character in upper, lower or title case by the simple mapping (one for one), to ret; its length
+ * in bytes. Whether Python's repr() shows it as it is. */
+enum uni_case { UNI_UPPER, UNI_LOWER, UNI_TITLE };
+unsigned uni_case(uint32_t cp, enum uni_case to, uint8_t ret[4]);
+bool uni_printable(uint32_t cp);
 
 /* NFC. uni_stable() bytes from the start need no change (the cut is before a starter that nothing
  * follows up on). uni_unstable_len() is the length of the stretch at s, at least one character,

@@ -47,6 +47,7 @@ struct api_msg { /* of a chat; of /v1/completions each prompt is one, of role "p
     struct api_part *part; /* n_part == 0: content was one string */
     size_t n_part;
     struct api_ids ids;
+    const json_t *json; /* of a chat: the message as it was sent, calls' arguments read */
 };
 struct api_doc {
     const char *title, *text; /* title NULL = none */
@@ -78,7 +79,8 @@ struct api_req {
     size_t n_doc;
     struct api_settings kv; /* the `kvblend` object */
     bool stream, include_usage, echo, ignore_eos;
-    bool add_generation_prompt; /* default true */
+    bool add_generation_prompt;  /* default true */
+    const json_t *template_vars; /* chat_template_kwargs; NULL = none */
     unsigned n, best_of;
     int32_t max_tokens; /* -1 = not given */
     uint32_t min_tokens;
@@ -104,7 +106,8 @@ int api_load_object(const char *body, size_t len, json_t **ret, struct api_err *
 /* NULL: it is absent or null, which means the same. */
 const json_t *api_field(const json_t *o, const char *name);
 bool api_string(const json_t *v, const char **ret, size_t *ret_len); /* false: it is none */
-/* What r->root has of each, into r (its arena must be initialised). */
+/* What r->root has of each, into r (its arena must be initialised); with messages, what else their
+ * template is given. */
 int api_parse_messages(struct api_req *r, struct api_err *e);
 int api_parse_documents(struct api_req *r, struct api_err *e);
 int api_parse_kvblend(struct api_req *r, struct api_err *e);

@@ -2,6 +2,7 @@
  * object. Parts of one message are joined by "\n", as vLLM and llama.cpp do, and their places in
  * the joined text are kept, because each is a chunk by its sender's own word. */
 #include "base/buf.h"
+#include "base/jsonscan.h"
 #include "base/opt.h"
 #include "base/opt_removed.h"
 #include "worker/api/api.h"
@@ -87,29 +88,38 @@ static int join_parts(struct api_req *r, const json_t *list, const char *where, 
     return rc < 0 ? rc : m->text ? 0 : api_no_memory(e);
 }
 
+/* A call's arguments are JSON in a string; templates want what it says. What is not JSON stays. */
+static int read_arguments(const json_t *message, struct api_err *e)
+{
+    const json_t *calls = json_object_get(message, "tool_calls");
+
+    for (size_t i = 0; i < json_array_size(calls); i++) {
+        json_t *function = json_object_get(json_array_get(calls, i), "function");
+        const json_t *v = json_object_get(function, "arguments");
+        const char *text = json_string_value(v);
+        size_t len = json_string_length(v);
+        if (!text || json_depth(text, len) > JSON_DEPTH_MAX / 2) continue;
+        json_t *said = json_loadb(text, len, 0, NULL);
+        if (said && json_object_set_new(function, "arguments", said) < 0) return api_no_memory(e);
+    }
+    return 0;
+}
+
 static int parse_message(struct api_req *r, const json_t *v, size_t i, struct api_msg *m,
                          struct api_err *e)
 {
-    static const char *const roles[] = {"system",    "developer", "user",
-                                        "assistant", "tool",      "function"};
     char where[64];
     const json_t *role, *content;
-    bool known = false;
 
     (void)snprintf(where, sizeof where, "messages[%zu]", i);
     if (!json_is_object(v)) return bad_value(e, where, "a message must be an object");
     role = json_object_get(v, "role");
     (void)snprintf(where, sizeof where, "messages[%zu].role", i);
     if (!json_is_string(role)) return api_missing(e, where, "");
-    m->role = json_string_value(role);
-    for (size_t k = 0; k < sizeof roles / sizeof *roles; k++)
-        known |= strcmp(m->role, roles[k]) == 0;
-    if (!known)
-        return api_err_set(e, API_INVALID_VALUE, where,
-                           "Invalid value '%.40s' for '%s': supported are 'system', 'developer', "
-                           "'user', 'assistant' and 'tool'.",
-                           m->role, where);
+    m->role = json_string_value(role); /* the model's template says which it takes */
     if (strcmp(m->role, "function") == 0) m->role = "tool";
+    m->json = v;
+    if (read_arguments(v, e) < 0) return -ENOMEM;
     (void)snprintf(where, sizeof where, "messages[%zu].content", i);
     content = api_field(v, "content");
     if (json_is_array(content)) return join_parts(r, content, where, m, e);
@@ -147,6 +157,9 @@ int api_parse_messages(struct api_req *r, struct api_err *e)
         int rc = parse_message(r, json_array_get(v, i), i, &r->msg[i], e);
         if (rc < 0) return rc;
     }
+    r->template_vars = api_field(r->root, "chat_template_kwargs");
+    if (r->template_vars && !json_is_object(r->template_vars))
+        return bad_value(e, "chat_template_kwargs", "an object is expected");
     return 0;
 }
 

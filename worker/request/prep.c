@@ -322,7 +322,7 @@ int wk_render_chat(const struct worker *w, const struct api_req *r, const struct
     msgs = mem_zalloc(r->n_msg * sizeof *msgs);
     if (!msgs) return api_no_memory(e);
     for (size_t i = 0; i < r->n_msg; i++)
-        msgs[i] = (struct chat_msg){r->msg[i].role, r->msg[i].text, r->msg[i].len};
+        msgs[i] = (struct chat_msg){r->msg[i].role, r->msg[i].text, r->msg[i].len, r->msg[i].json};
     if (d && d->len) {
         struct chat_msg *m = &msgs[d->msg];
         joined = mem_alloc(d->len + m->len + 1);
@@ -335,7 +335,10 @@ int wk_render_chat(const struct worker *w, const struct api_req *r, const struct
         m->text = joined;
         m->len += d->len;
     }
-    const struct chat_thread thread = {msgs, r->n_msg, r->add_generation_prompt};
+    const struct chat_thread thread = {.msgs = msgs,
+                                       .n = r->n_msg,
+                                       .add_generation_prompt = r->add_generation_prompt,
+                                       .vars = r->template_vars};
     int rc = chat_render(w->chat, w->tok, &thread, out, &err);
     if (rc < 0 && rc != -ENOMEM)
         rc = api_err_set(e, API_INVALID_VALUE, "messages", "%s.",

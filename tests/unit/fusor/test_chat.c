@@ -1,5 +1,4 @@
 #include "base/buf.h"
-#include "base/clock.h"
 #include "base/mem.h"
 #include "fusor/text/chat.h"
 #include "tests/test.h"
@@ -24,17 +23,24 @@ static char *slurp(const char *path)
 static char *template_text(const char *name)
 {
     char rel[128];
+    if (name[0] == '/') return slurp(name);
     (void)snprintf(rel, sizeof rel, "chat/%s.jinja", name);
     return slurp(test_data(rel));
+}
+
+static struct chat *open_source(const char *name, const char *jinja)
+{
+    struct chat *c = NULL;
+    struct err err = {0};
+    if (chat_open(jinja, NULL, &c, &err) < 0)
+        test_fail(__FILE__, __LINE__, "%s: %s", name, err.msg);
+    return c;
 }
 
 static struct chat *open_template(const char *name)
 {
     char *jinja = template_text(name);
-    struct chat *c = NULL;
-    struct err err = {0};
-    if (chat_open(jinja, NULL, &c, &err) < 0)
-        test_fail(__FILE__, __LINE__, "%s: %s", name, err.msg);
+    struct chat *c = open_source(name, jinja);
     mem_free(jinja);
     return c;
 }
@@ -53,9 +59,8 @@ static size_t get_messages(json_t *list, struct chat_msg *msgs)
     ASSERT_TRUE(n <= MSGS_MAX);
     for (size_t i = 0; i < n; i++) {
         json_t *m = json_array_get(list, i), *text = json_object_get(m, "content");
-        msgs[i].role = json_string_value(json_object_get(m, "role"));
-        msgs[i].text = json_string_value(text);
-        msgs[i].len = json_string_length(text);
+        msgs[i] = (struct chat_msg){json_string_value(json_object_get(m, "role")),
+                                    json_string_value(text), json_string_length(text), m};
     }
     return n;
 }
@@ -84,66 +89,62 @@ static void check_out(const struct chat_out *o, const struct chat_msg *msgs, siz
     }
 }
 
-static void today(char *s, size_t size)
+enum { NOW_S = 1753500000 }; /* as make_chat_golden.py has it */
+
+/* What Python's jinja2 gives, or a refusal where it gives none: in the template's words where it
+ * raises. A message that the template drops is refused, too. */
+static void check_case(const struct tok *t, json_t *item, size_t i)
 {
-    time_t now = (time_t)clock_wall_s();
-    struct tm tm;
-    ASSERT_TRUE(localtime_r(&now, &tm) != NULL);
-    ASSERT_TRUE(strftime(s, size, "%d %b %Y", &tm) > 0);
+    const char *file = json_string_value(json_object_get(item, "template"));
+    const char *want = json_string_value(json_object_get(item, "text"));
+    struct chat *c = open_template(file);
+    struct chat_msg msgs[MSGS_MAX];
+    struct chat_out out = {0};
+    struct err err = {0};
+    const struct chat_thread thread = {.msgs = msgs,
+                                       .n = get_messages(json_object_get(item, "messages"), msgs),
+                                       .add_generation_prompt =
+                                           json_is_true(json_object_get(item, "gen")),
+                                       .tools = json_object_get(item, "tools"),
+                                       .vars = json_object_get(item, "vars"),
+                                       .now_s = NOW_S};
+    int r = chat_render(c, t, &thread, &out, &err);
+    if (r == 0 && want) {
+        if (out.text.len != strlen(want) || memcmp(out.text.data, want, out.text.len) != 0)
+            test_fail(__FILE__, __LINE__, "%s case %zu:\n%s\n--- not\n%s", file, i,
+                      buf_cstr(&out.text), want);
+        check_out(&out, msgs, thread.n);
+    } else {
+        const char *words = json_string_value(json_object_get(item, "error"));
+        if ((r != -EINVAL && r != -ERANGE) ||
+            (want ? !strstr(err.msg, "leaves") : !strstr(err.msg, words)))
+            test_fail(__FILE__, __LINE__, "%s case %zu: %d %s\n--- not\n%s", file, i, r, err.msg,
+                      want ? want : words);
+    }
+    chat_out_fini(&out);
+    chat_close(c);
 }
 
-static char *with_date(const char *text)
+static void check_golden(const char *path, size_t n_min)
 {
-    struct buf b = BUF_INIT;
-    char date[32];
-    today(date, sizeof date);
-    const char *mark = strstr(text, "{{DATE}}");
-    if (mark)
-        ASSERT_OK(buf_addf(&b, "%.*s%s%s", (int)(mark - text), text, date, mark + 8));
-    else
-        ASSERT_OK(buf_adds(&b, text));
-    ASSERT_TRUE(buf_cstr(&b) != NULL);
-    return buf_take(&b, NULL);
+    json_error_t why;
+    json_t *cases = json_load_file(path, 0, &why);
+    if (!cases) test_fail(__FILE__, __LINE__, "%s: %s", path, why.text);
+    struct tok *t = open_spm();
+    ASSERT_TRUE(json_array_size(cases) >= n_min);
+    ASSERT_OK(setenv("TZ", "UTC0", 1));
+    tzset();
+    for (size_t i = 0; i < json_array_size(cases); i++)
+        check_case(t, json_array_get(cases, i), i);
+    tok_close(t);
+    json_decref(cases);
 }
 
 TEST(golden_renders)
 {
-    json_error_t why;
-    json_t *cases = json_load_file(test_data("chat/golden.json"), 0, &why);
-    ASSERT_TRUE(cases != NULL);
-    struct tok *t = open_spm();
-    size_t n_refused = 0;
-    for (size_t i = 0; i < json_array_size(cases); i++) {
-        json_t *item = json_array_get(cases, i);
-        const char *file = json_string_value(json_object_get(item, "template"));
-        const char *text = json_string_value(json_object_get(item, "text"));
-        struct chat *c = open_template(file);
-        ASSERT_STREQ(chat_name(c), json_string_value(json_object_get(item, "name")));
-        struct chat_msg msgs[MSGS_MAX];
-        size_t n = get_messages(json_object_get(item, "messages"), msgs);
-        struct chat_out out = {0};
-        struct err err = {0};
-        bool gen = json_is_true(json_object_get(item, "gen"));
-        int r = chat_render(c, t, &(struct chat_thread){msgs, n, gen}, &out, &err);
-        if (!text) {
-            ASSERT_ERR(r, -EINVAL);
-            ASSERT_TRUE(strstr(err.msg, "messages[") != NULL);
-            n_refused++;
-        } else {
-            if (r < 0) test_fail(__FILE__, __LINE__, "%s case %zu: %s", file, i, err.msg);
-            char *want = with_date(text);
-            if (strcmp(buf_cstr(&out.text), want) != 0)
-                test_fail(__FILE__, __LINE__, "%s case %zu:\n%s\n--- not\n%s", file, i,
-                          out.text.data, want);
-            mem_free(want);
-            check_out(&out, msgs, n);
-        }
-        chat_out_fini(&out);
-        chat_close(c);
-    }
-    ASSERT_TRUE(n_refused > 20);
-    tok_close(t);
-    json_decref(cases);
+    check_golden(test_data("chat/golden.json"), 500);
+    const char *mine = getenv("KVBLEND_CHAT_GOLDEN"); /* of make_chat_golden.py --tools FILE … */
+    if (mine) check_golden(mine, 1);
 }
 
 TEST(names_render_as_their_templates)
@@ -157,7 +158,7 @@ TEST(names_render_as_their_templates)
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         struct chat *by_name = NULL, *by_text = open_template(names[i]);
         ASSERT_OK(chat_open(NULL, names[i], &by_name, NULL));
-        ASSERT_STREQ(chat_name(by_name), chat_name(by_text));
+        ASSERT_STREQ(chat_name(by_name), names[i]);
         struct chat_out a = {0}, b = {0};
         ASSERT_OK(chat_render(by_name, t, &(struct chat_thread){msgs, 3, true}, &a, NULL));
         ASSERT_OK(chat_render(by_text, t, &(struct chat_thread){msgs, 3, true}, &b, NULL));
@@ -170,91 +171,134 @@ TEST(names_render_as_their_templates)
     tok_close(t);
 }
 
-TEST(unknown_template_is_refused)
+TEST(more_than_the_subset_is_refused)
 {
     struct chat *c = NULL;
     struct err err = {0};
-    char *gemma = template_text("unknown-gemma");
-    ASSERT_ERR(chat_open(gemma, NULL, &c, &err), -ENOTSUP);
+    ASSERT_ERR(chat_open("a\n{% include 'x' %}", NULL, &c, &err), -ENOTSUP);
+    ASSERT_TRUE(strstr(err.msg, "line 2: not in the subset: tag 'include'") != NULL);
     ASSERT_TRUE(strstr(err.msg, "--chat-template NAME") && strstr(err.msg, "mistral-tekken"));
-    mem_free(gemma);
     ASSERT_ERR(chat_open(NULL, "no-such", &c, &err), -ENOTSUP);
     ASSERT_TRUE(strstr(err.msg, "llama3.1") != NULL);
     ASSERT_ERR(chat_open(NULL, NULL, &c, &err), -ENOTSUP);
-    /* A known look with one thing more must not pass as the known one. */
-    ASSERT_ERR(
-        chat_open("{{'<|im_start|>' + message['role'] + '\\n' + message['content'] | upper + "
-                  "'<|im_end|>' + '\\n'}}",
-                  NULL, &c, &err),
-        -ENOTSUP);
-    ASSERT_ERR(chat_open("{{ '[INST]", NULL, &c, &err), -ENOTSUP);
-    ASSERT_ERR(chat_open("{%", NULL, &c, &err), -ENOTSUP);
-    ASSERT_ERR(chat_open("{# x", NULL, &c, &err), -ENOTSUP);
+    ASSERT_TRUE(strstr(err.msg, "brings no chat template") != NULL);
     ASSERT_TRUE(c == NULL);
-}
-
-TEST(layout_of_the_source_does_not_matter)
-{
-    struct chat *c = NULL;
-    ASSERT_OK(chat_open(
-        "{#- a comment #}\n{%- for m in messages -%}\n {{- \"<|im_start|>\" + message[\"role\"] "
-        "+ \"\\n\" + message[\"content\"] + \"<|im_end|>\" + \"\\n\" -}}{% endfor %}"
-        "{% if add_generation_prompt %}{{ \"<|im_start|>assistant\\n\" }}{% endif %}",
-        NULL, &c, NULL));
-    ASSERT_STREQ(chat_name(c), "chatml");
+    ASSERT_OK(chat_open("{% include 'x' %}", "chatml", &c, &err)); /* a name overrides */
     chat_close(c);
 }
 
-TEST(own_default_system_text_is_read_from_the_template)
-{
-    struct chat *c = NULL;
-    ASSERT_OK(chat_open(
-        "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
-        "{{ '<|im_start|>system\\nYou are Bob.<|im_end|>\\n' }}{% endif %}{{'<|im_start|>' + "
-        "message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}",
-        NULL, &c, NULL));
-    struct chat_msg m = {"user", "hi", 2};
-    struct chat_out out = {0};
-    ASSERT_OK(chat_render(c, NULL, &(struct chat_thread){&m, 1, false}, &out, NULL));
-    ASSERT_STREQ(buf_cstr(&out.text),
-                 "<|im_start|>system\nYou are Bob.<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n");
-    chat_out_fini(&out);
-    chat_close(c);
-}
-
-TEST(control_tokens_are_special_pieces)
+/* What the template writes is looked through for control tokens, what a user writes is not. */
+TEST(pieces_are_the_templates_or_a_users)
 {
     struct chat *c = open_template("smollm2");
     struct chat_msg m = {"developer", "<|im_start|>", 12};
     struct chat_out out = {0};
     ASSERT_OK(chat_render(c, NULL, &(struct chat_thread){&m, 1, false}, &out, NULL));
-    ASSERT_EQ(out.n_pieces, 4);
-    ASSERT_TRUE(out.pieces[0].special && out.pieces[0].len == 12);
-    ASSERT_TRUE(!out.pieces[1].special &&
-                strncmp(out.pieces[1].text, "system\n<|im_start|>", 19) == 0);
-    ASSERT_TRUE(out.pieces[2].special && out.pieces[2].len == 10);
-    ASSERT_TRUE(!out.pieces[3].special && out.pieces[3].len == 1);
+    ASSERT_EQ(out.n_pieces, 3);
+    ASSERT_TRUE(out.pieces[0].special && out.pieces[0].len == 19); /* known roles are its words */
+    ASSERT_TRUE(strncmp(out.pieces[0].text, "<|im_start|>system\n", 19) == 0);
+    ASSERT_TRUE(!out.pieces[1].special && out.pieces[1].len == 12);
+    ASSERT_TRUE(out.pieces[2].special && out.pieces[2].len == 11);
     ASSERT_EQ(out.n_spans, 1);
     ASSERT_EQ(out.spans[0].dst, 19);
     chat_out_fini(&out);
     chat_close(c);
 }
 
+/* Every control token's name, in every place that a request can fill. */
+TEST(no_text_of_a_request_becomes_a_control_token)
+{
+    struct tok *t = open_spm();
+    static const char names[] = "<s></s><unk>[INST]";
+    static const char source[] =
+        "{{ bos_token }}{% for m in messages %}{{ '<' ~ m.name ~ '>' ~ m.content }}"
+        "{{ m | tojson }}{{ m.content | upper | lower }}{{ m.content[:2] ~ m.content[2:] }}"
+        "{{ m.content.split('>') | join('>') }}{{ m.content | replace('[', '') }}{% endfor %}"
+        "{{ tools }}{{ tools | tojson }}{{ x }}{% for k in x %}{{ k ~ '' }}{% endfor %}"
+        "{% set y %}{{ messages[0].content }}{% endset %}{{ y | trim }}{{ eos_token }}";
+    json_t *j = json_pack("{s:s, s:[s], s:{s:s}}", "name", "s", "t", names, names, names);
+    struct chat_msg m = {"user", names, sizeof names - 1, j};
+    json_t *vars = json_pack("{s:{s:s}}", "x", names, names);
+    struct chat *c = open_source("names", source);
+    struct chat_out out = {0};
+    struct tok_ids ids = {0};
+    size_t n = 0;
+    ASSERT_OK(chat_render(c, t, &(struct chat_thread){&m, 1, true, j, vars}, &out, NULL));
+    check_out(&out, &m, 1);
+    ASSERT_TRUE(out.n_spans >= 4);
+    ASSERT_OK(tok_encode(t, out.pieces, out.n_pieces, 0, &ids));
+    for (size_t i = 0; i < ids.n; i++)
+        n += tok_is_special(t, ids.id[i]);
+    ASSERT_EQ(n, 2); /* the template's own first and last */
+    ASSERT_TRUE(ids.id[0] == tok_bos(t) && ids.id[ids.n - 1] == tok_eos(t));
+    tok_ids_fini(&ids);
+    chat_out_fini(&out);
+    chat_close(c);
+    json_decref(vars);
+    json_decref(j);
+    tok_close(t);
+}
+
+TEST(messages_have_what_the_request_gave_them)
+{
+    json_t *more = json_pack("{s:s, s:s, s:[{s:s}]}", "content", "not this", "name", "n",
+                             "tool_calls", "id", "c1");
+    json_t *tools = json_pack("[{s:s}]", "type", "function");
+    json_t *vars = json_pack("{s:b, s:s, s:[i]}", "enable_thinking", 0, "messages", "not these",
+                             "documents", 7);
+    struct chat_msg msgs[] = {{"assistant", NULL, 0, more}, {"tool", "r", 1}};
+    struct chat *c =
+        open_source("fields", "{% for m in messages %}{{ m.role }},{{ m.content }},{{ m.name }},"
+                              "{{ m.tool_calls[0].id }};{% endfor %}{{ tools[0].type }}"
+                              "{{ enable_thinking }}{{ documents }}{{ add_generation_prompt }}"
+                              "{{ bos_token is defined }}");
+    struct chat_out out = {0};
+    struct chat_thread thread = {msgs, 2, true, tools, vars};
+    struct err err = {0};
+    ASSERT_ERR(chat_render(c, NULL, &thread, &out, &err), -EINVAL);
+    ASSERT_TRUE(strstr(err.msg, "'tool_calls' is undefined (line 1)") != NULL);
+    thread.n = 1;
+    ASSERT_OK(chat_render(c, NULL, &thread, &out, NULL));
+    ASSERT_STREQ(buf_cstr(&out.text), "assistant,None,n,c1;functionFalse[7]TrueFalse");
+    thread.tools = NULL;
+    ASSERT_ERR(chat_render(c, NULL, &thread, &out, &err), -EINVAL); /* tools is None */
+    chat_out_fini(&out);
+    chat_close(c);
+    json_decref(more);
+    json_decref(tools);
+    json_decref(vars);
+}
+
 TEST(refusals_say_what_and_where)
 {
-    struct chat *c = open_template("llama3.1");
+    struct chat *c = open_template("llama3.1"), *m = open_template("mistral-v1");
     struct chat_msg bad_role[] = {{"user", "a", 1}, {"robot", "b", 1}};
-    struct chat_msg tool[] = {{"user", "a", 1}, {"tool", "b", 1}};
+    struct chat_msg twice[] = {{"user", "a", 1}, {"user", "b", 1}};
     struct chat_out out = {0};
     struct err err = {0};
     ASSERT_ERR(chat_render(c, NULL, &(struct chat_thread){bad_role, 2, true}, &out, &err), -EINVAL);
     ASSERT_STREQ(err.msg, "messages[1]: unknown role 'robot'");
-    ASSERT_ERR(chat_render(c, NULL, &(struct chat_thread){tool, 2, true}, &out, &err), -EINVAL);
-    ASSERT_TRUE(strstr(err.msg, "messages[1]") && strstr(err.msg, "'tool'") &&
-                strstr(err.msg, "llama3.1"));
-    ASSERT_ERR(chat_render(c, NULL, &(struct chat_thread){tool, 0, true}, &out, &err), -EINVAL);
+    ASSERT_ERR(chat_render(c, NULL, &(struct chat_thread){twice, 0, true}, &out, &err), -EINVAL);
+    ASSERT_ERR(chat_render(m, NULL, &(struct chat_thread){twice, 2, true}, &out, &err), -EINVAL);
+    ASSERT_TRUE(strstr(err.msg, "the model's chat template: ") && strstr(err.msg, "alternate"));
     ASSERT_TRUE(out.pieces == NULL && out.text.data == NULL);
+    chat_close(m);
+    chat_close(c);
+}
+
+/* A role that a template does not know is left out by it, silently. */
+TEST(messages_that_are_left_out_are_refused)
+{
+    struct chat *c = open_template("phi3-v1");
+    struct chat_msg msgs[] = {{"system", "be brief", 8}, {"user", "a", 1}};
+    struct chat_out out = {0};
+    struct err err = {0};
+    ASSERT_ERR(chat_render(c, NULL, &(struct chat_thread){msgs, 2, true}, &out, &err), -EINVAL);
+    ASSERT_TRUE(strstr(err.msg, "messages[0]") && strstr(err.msg, "'system'"));
+    msgs[0].text = " \n";
+    msgs[0].len = 2;
+    ASSERT_OK(chat_render(c, NULL, &(struct chat_thread){msgs, 2, true}, &out, &err));
+    chat_out_fini(&out);
     chat_close(c);
 }
 

@@ -204,7 +204,7 @@ TEST(text_becomes_ids_and_text_again)
     }
     ASSERT_STREQ(back, text);
     ASSERT_OK(chat_open(tok_chat_template(t), NULL, &chat, NULL));
-    ASSERT_STREQ(chat_name(chat), "chatml");
+    ASSERT_STREQ(chat_name(chat), "jinja");
     struct tok_ids end = {0};
     ASSERT_OK(tok_encode(t, &(struct tok_piece){"<|im_end|>", 10, true}, 1, 0, &end));
     ASSERT_TRUE(end.n == 1 && tok_is_eog(t, end.id[0]));

@@ -30,8 +30,8 @@ TEST(refusals_name_field_and_code)
         {true, "{\"messages\":[3]}", "invalid_value", "messages[0]", 400},
         {true, "{\"messages\":[{\"content\":\"x\"}]}", "missing_required_parameter",
          "messages[0].role", 400},
-        {true, "{\"messages\":[{\"role\":\"robot\",\"content\":\"x\"}]}", "invalid_value",
-         "messages[0].role", 400},
+        {true, "{" MSG ",\"chat_template_kwargs\":[]}", "invalid_value", "chat_template_kwargs",
+         400},
         {true, "{\"messages\":[{\"role\":\"user\"}]}", "missing_required_parameter",
          "messages[0].content", 400},
         {true, "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]}",
@@ -272,6 +272,31 @@ TEST(content_parts_are_joined_by_newlines)
     ASSERT_EQ(r.msg[0].part[1].end, 7);
     ASSERT_EQ(r.msg[0].part[1].kind, API_PART_CHUNK);
     ASSERT_EQ(r.msg[0].part[2].kind, API_PART_GLUE);
+    api_req_fini(&r);
+}
+
+/* What a template is given: any role, a call's arguments as what they say, variables. */
+TEST(messages_keep_what_a_template_may_want)
+{
+    struct api_req r;
+    struct api_err e;
+
+    ASSERT_OK(parse("{\"messages\":[{\"role\":\"function\",\"content\":\"x\",\"name\":\"f\"},"
+                    "{\"role\":\"critic\",\"content\":\"y\"},{\"role\":\"assistant\","
+                    "\"tool_calls\":[{\"function\":{\"arguments\":\"{\\\"a\\\":1}\"}},7,"
+                    "{\"function\":{\"arguments\":\"no JSON\"}},{\"function\":null}]}],"
+                    "\"chat_template_kwargs\":{\"enable_thinking\":false}}",
+                    true, &r, &e));
+    ASSERT_STREQ(r.msg[0].role, "tool");
+    ASSERT_STREQ(json_string_value(json_object_get(r.msg[0].json, "name")), "f");
+    ASSERT_STREQ(r.msg[1].role, "critic");
+    ASSERT_STREQ(r.msg[2].text, "");
+    const json_t *calls = json_object_get(r.msg[2].json, "tool_calls");
+    const json_t *f = json_object_get(json_array_get(calls, 0), "function");
+    ASSERT_EQ(json_integer_value(json_object_get(json_object_get(f, "arguments"), "a")), 1);
+    f = json_object_get(json_array_get(calls, 2), "function");
+    ASSERT_STREQ(json_string_value(json_object_get(f, "arguments")), "no JSON");
+    ASSERT_TRUE(json_is_false(json_object_get(r.template_vars, "enable_thinking")));
     api_req_fini(&r);
 }
 

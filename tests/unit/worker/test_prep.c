@@ -558,6 +558,28 @@ TEST(keys_and_text_ids_belong_to_a_namespace)
     kit_close(&k);
 }
 
+TEST(variables_and_fields_reach_the_template)
+{
+    struct kit k;
+
+    kit_open(&k, "llama3", NULL);
+    ASSERT_OK(chat_open("{% for m in messages %}{{ m.name }}{{ m.content }}{% endfor %}"
+                        "{{ raise_exception('no ' + why) if why }}",
+                        NULL, &k.w.chat, NULL));
+    must(&k, "{\"messages\":[{\"role\":\"user\",\"name\":\"Ann\",\"content\":\"x\"}]}");
+    ASSERT_STREQ(buf_cstr(&k.p.chat.text), "Annx");
+    ASSERT_ERR(prepare(&k,
+                       "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],"
+                       "\"chat_template_kwargs\":{\"why\":\"more\"}}",
+                       0),
+               -EINVAL);
+    ASSERT_TRUE(k.e.status == 400 && strcmp(k.e.param, "messages") == 0);
+    ASSERT_STREQ(k.e.msg, "the model's chat template: no more.");
+    ASSERT_ERR(prepare(&k, "{\"messages\":[{\"role\":\"robot\",\"content\":\"x\"}]}", 0), -EINVAL);
+    ASSERT_STREQ(k.e.msg, "messages[0]: unknown role 'robot'.");
+    kit_close(&k);
+}
+
 /* Chunks are KV behind one sink: with another, or with none, no record fits. */
 TEST(keys_belong_to_a_sink)
 {
