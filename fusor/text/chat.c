@@ -106,12 +106,13 @@ static struct jinja_val message(const struct chat *c, struct jinja_run *x, const
     return v;
 }
 
+/* Where there is no such token, templates that write it write nothing. */
 static void bind_token(struct jinja_run *x, const struct tok *t, const char *name, int32_t id)
 {
-    const char *s;
-    size_t len;
-    if (id >= 0 && tok_bytes(t, id, true, &s, &len) == 0)
-        jinja_bind(x, name, jinja_text(x, s, len, JINJA_TEMPLATE));
+    const char *s = "";
+    size_t len = 0;
+    if (id >= 0) (void)tok_bytes(t, id, true, &s, &len);
+    jinja_bind(x, name, jinja_text(x, s, len, JINJA_TEMPLATE));
 }
 
 /* What transformers binds, under the same names; its own win over the caller's further ones. */
@@ -129,10 +130,8 @@ static void bind(const struct chat *c, const struct tok *t, const struct chat_th
     jinja_bind(x, "tools", jinja_json(x, thread->tools));
     jinja_bind(x, "documents", jinja_json(x, json_object_get(thread->vars, "documents")));
     jinja_bind(x, "add_generation_prompt", jinja_bool(thread->add_generation_prompt));
-    if (t) {
-        bind_token(x, t, "bos_token", tok_bos(t));
-        bind_token(x, t, "eos_token", tok_eos(t));
-    }
+    bind_token(x, t, "bos_token", t ? tok_bos(t) : -1);
+    bind_token(x, t, "eos_token", t ? tok_eos(t) : -1);
 }
 
 /* ---- pieces out --------------------------------------------------------------------------------

@@ -186,8 +186,13 @@ bool jj_true(struct jinja_val v)
 
 bool jj_number(struct jinja_val v, double *ret)
 {
-    *ret = v.type == JINJA_FLOAT ? v.f : v.type == JINJA_INT ? (double)v.i : v.b;
-    return v.type == JINJA_FLOAT || v.type == JINJA_INT || v.type == JINJA_BOOL;
+    if (v.type == JINJA_FLOAT)
+        *ret = v.f;
+    else if (v.type == JINJA_INT || v.type == JINJA_BOOL)
+        *ret = v.type == JINJA_INT ? (double)v.i : v.b;
+    else
+        return false;
+    return true;
 }
 
 bool jj_enter(struct jinja_run *x)

@@ -179,7 +179,7 @@ class Generation(jinja2.ext.Extension):
 def render(template, name, messages, gen, tools=None, extra=None):
     case = {"template": name, "messages": messages, "gen": gen}
     if tools:
-        case["tools"] = tools
+        case["tools"] = True
     if extra:
         case["vars"] = extra
     try:
@@ -201,7 +201,8 @@ def tool_cases(files):
             for extra in TOOL_VARS if i in (0, 4) or files else TOOL_VARS[:1]:
                 for tools in (TOOLS, None) if i == 1 or files else (TOOLS,):
                     cases.append(render(template, name, messages, i % 2 == 0, tools, extra))
-    return [c for c in cases if not files or c.get("error") != ""]
+    cases = [c for c in cases if not files or c.get("error") != ""]
+    return [dict(c, all_tools=TOOLS) if i == 0 else c for i, c in enumerate(cases)]
 
 
 # ---- the subset, piece by piece ------------------------------------------------------------------------

@@ -93,21 +93,24 @@ enum { NOW_S = 1753500000 }; /* as make_chat_golden.py has it */
 
 /* What Python's jinja2 gives, or a refusal where it gives none: in the template's words where it
  * raises. A message that the template drops is refused, too. */
-static void check_case(const struct tok *t, json_t *item, size_t i)
+static void check_case(const struct tok *t, const json_t *cases, size_t i)
 {
+    json_t *item = json_array_get(cases, i);
     const char *file = json_string_value(json_object_get(item, "template"));
     const char *want = json_string_value(json_object_get(item, "text"));
     struct chat *c = open_template(file);
     struct chat_msg msgs[MSGS_MAX];
     struct chat_out out = {0};
     struct err err = {0};
-    const struct chat_thread thread = {.msgs = msgs,
-                                       .n = get_messages(json_object_get(item, "messages"), msgs),
-                                       .add_generation_prompt =
-                                           json_is_true(json_object_get(item, "gen")),
-                                       .tools = json_object_get(item, "tools"),
-                                       .vars = json_object_get(item, "vars"),
-                                       .now_s = NOW_S};
+    const struct chat_thread thread = {
+        .msgs = msgs,
+        .n = get_messages(json_object_get(item, "messages"), msgs),
+        .add_generation_prompt = json_is_true(json_object_get(item, "gen")),
+        .tools = json_object_get(item, "tools")
+                     ? json_object_get(json_array_get(cases, 0), "all_tools")
+                     : NULL,
+        .vars = json_object_get(item, "vars"),
+        .now_s = NOW_S};
     int r = chat_render(c, t, &thread, &out, &err);
     if (r == 0 && want) {
         if (out.text.len != strlen(want) || memcmp(out.text.data, want, out.text.len) != 0)
@@ -135,7 +138,7 @@ static void check_golden(const char *path, size_t n_min)
     ASSERT_OK(setenv("TZ", "UTC0", 1));
     tzset();
     for (size_t i = 0; i < json_array_size(cases); i++)
-        check_case(t, json_array_get(cases, i), i);
+        check_case(t, cases, i);
     tok_close(t);
     json_decref(cases);
 }
@@ -143,6 +146,7 @@ static void check_golden(const char *path, size_t n_min)
 TEST(golden_renders)
 {
     check_golden(test_data("chat/golden.json"), 500);
+    check_golden(test_data("chat/tools.json"), 100);
     const char *mine = getenv("KVBLEND_CHAT_GOLDEN"); /* of make_chat_golden.py --tools FILE … */
     if (mine) check_golden(mine, 1);
 }
@@ -259,7 +263,7 @@ TEST(messages_have_what_the_request_gave_them)
     ASSERT_TRUE(strstr(err.msg, "'tool_calls' is undefined (line 1)") != NULL);
     thread.n = 1;
     ASSERT_OK(chat_render(c, NULL, &thread, &out, NULL));
-    ASSERT_STREQ(buf_cstr(&out.text), "assistant,None,n,c1;functionFalse[7]TrueFalse");
+    ASSERT_STREQ(buf_cstr(&out.text), "assistant,None,n,c1;functionFalse[7]TrueTrue");
     thread.tools = NULL;
     ASSERT_ERR(chat_render(c, NULL, &thread, &out, &err), -EINVAL); /* tools is None */
     chat_out_fini(&out);
