@@ -198,6 +198,15 @@ static int check_whole(const struct chat_thread *thread, const struct jinja_seg 
     return r;
 }
 
+/* How many segments there are up to the last that is of the last message. */
+static size_t cut_behind_last(const struct chat_thread *thread, const struct jinja_seg *seg,
+                              size_t n)
+{
+    while (n > 0 && (seg[n - 1].mark < 0 || (size_t)seg[n - 1].mark + 1 != thread->n))
+        n--;
+    return n;
+}
+
 int chat_render(const struct chat *c, const struct tok *t, const struct chat_thread *thread,
                 struct chat_out *out, struct err *err)
 {
@@ -215,6 +224,10 @@ int chat_render(const struct chat *c, const struct tok *t, const struct chat_thr
     r = x ? jinja_render(x, &seg, &n, &why) : -ENOMEM;
     if (r < 0 && r != -ENOMEM) r = err_set(err, r, "the model's chat template: %s", why.msg);
     if (r == 0) r = check_whole(thread, seg, n, err);
+    if (r == 0 && thread->continue_final && (n = cut_behind_last(thread, seg, n)) == 0)
+        r = err_set(err, -EINVAL,
+                    "messages[%zu]: the model's chat template leaves nothing to go on with",
+                    thread->n - 1);
     if (r == 0) r = put_out(thread, seg, n, &fresh);
     jinja_end(x);
     if (r < 0) {

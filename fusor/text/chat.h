@@ -27,9 +27,10 @@ struct chat_thread {
     const struct chat_msg *msgs;
     size_t n;
     bool add_generation_prompt; /* the answer's header follows */
-    const json_t *tools;        /* an array, or NULL */
-    const json_t *vars;         /* an object of further variables (enable_thinking, …), or NULL */
-    int64_t now_s;              /* since the epoch, for templates that write the date; 0: now */
+    bool continue_final; /* the prompt ends with the last message's text, to be gone on with */
+    const json_t *tools; /* an array, or NULL */
+    const json_t *vars;  /* an object of further variables (enable_thinking, …), or NULL */
+    int64_t now_s;       /* since the epoch, for templates that write the date; 0: now */
 };
 struct chat_span { /* where content bytes [src, src+len) of a message stand in the prompt text */
     size_t msg, src, dst, len;

@@ -65,6 +65,29 @@ FILTER(f_replace)
     return jj_of_str(jj_replace(x, s, from, to, option(x, arg[2], -1)));
 }
 
+/* Python's %, with %s, %d and %%. What is undefined is empty, as a missing argument is. */
+FILTER(f_format)
+{
+    const struct jinja_str *s = jj_show(x, self);
+    const char *p = s ? jj_flat(x, s) : NULL, *at, *end = p ? p + s->len : NULL;
+    struct jj_sb sb = {.x = x};
+    unsigned used = 0;
+    for (; p && (at = memchr(p, '%', (size_t)(end - p))) && x->status == 0; p = at + 2) {
+        const size_t from = s->len - (size_t)(end - p), to = s->len - (size_t)(end - at);
+        const char kind = at + 1 < end ? at[1] : 0;
+        const bool fits =
+            kind == '%' ||
+            (used < JJ_PARAMS_MAX && (kind == 's' || (kind == 'd' && arg[used].type == JINJA_INT)));
+        if (!fits) return jj_fail(x, -EINVAL, "no such format (line %u)", x->line);
+        jj_sb_str(&sb, jj_sub(x, s, from, kind == '%' ? to + 1 : to));
+        if (kind != '%') jj_sb_str(&sb, jj_show(x, arg[used++]));
+    }
+    if (p) jj_sb_str(&sb, jj_sub(x, s, s->len - (size_t)(end - p), s->len));
+    if (used < JJ_PARAMS_MAX && arg[used].type != JINJA_UNDEFINED)
+        return jj_fail(x, -EINVAL, "more values than the format has (line %u)", x->line);
+    return jj_of_str(jj_sb_done(&sb));
+}
+
 FILTER(f_indent)
 {
     const struct jinja_str *s = jj_show(x, self);
@@ -439,6 +462,7 @@ static const struct jj_word filters[] = {
     {"dictsort", f_dictsort, 0, 3, {"case_sensitive", "by", "reverse"}},
     {"first", f_first, 0, 0, {0}},
     {"float", f_float, 0, 1, {"default"}},
+    {"format", f_format, 0, JJ_PARAMS_MAX, {0}},
     {"indent", f_indent, 0, 3, {"width", "first", "blank"}},
     {"int", f_int, 0, 1, {"default"}},
     {"items", f_items, 0, 0, {0}},

@@ -51,7 +51,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)
     const struct chat_msg m[] = {{"assistant", NULL, 0, more},
                                  {"user", text, sizeof secret - 1 + rest},
                                  {"tool", "", 0, vars}};
-    const struct chat_thread thread = {m, 3, true, more, vars, 1};
+    const struct chat_thread thread = {m, 3, true, false, more, vars, 1};
     if (chat_open(source, NULL, &c, &err) == 0) {
         struct chat_out out = {0};
         if (chat_render(c, NULL, &thread, &out, &err) == 0)

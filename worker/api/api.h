@@ -79,7 +79,8 @@ struct api_req {
     size_t n_doc;
     struct api_settings kv; /* the `kvblend` object */
     bool stream, include_usage, echo, ignore_eos;
-    bool add_generation_prompt;  /* default true */
+    bool add_generation_prompt;  /* default true, false with the next */
+    bool continue_final;         /* the answer goes on with the last message's text */
     const json_t *template_vars; /* chat_template_kwargs; NULL = none */
     unsigned n, best_of;
     int32_t max_tokens; /* -1 = not given */

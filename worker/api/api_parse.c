@@ -74,6 +74,7 @@ static const struct field fields[] = {
     {"echo", F_BOOL, ON_TEXT, 0, 1, V(echo)},
     {"ignore_eos", F_BOOL, ON_BOTH, 0, 1, V(ignore_eos)},
     {"add_generation_prompt", F_BOOL, ON_CHAT, 0, 1, V(add_generation_prompt)},
+    {"continue_final_message", F_BOOL, ON_CHAT, 0, 1, V(continue_final)},
 };
 #undef V
 
@@ -152,11 +153,21 @@ static bool is_text(const json_t *v, const char *text)
 
 static int refuse_unsupported(const struct api_req *r, struct api_err *e)
 {
-    static const char *const names[] = {
-        "functions",     "audio",           "prediction",         "web_search_options",
-        "guided_json",   "guided_regex",    "guided_choice",      "guided_grammar",
-        "chat_template", "suffix",          "structured_outputs", "continue_final_message",
-        "prompt_embeds", "use_beam_search", "prompt_logprobs",    "truncate_prompt_tokens"};
+    static const char *const names[] = {"functions",
+                                        "audio",
+                                        "prediction",
+                                        "web_search_options",
+                                        "guided_json",
+                                        "guided_regex",
+                                        "guided_choice",
+                                        "guided_grammar",
+                                        "chat_template",
+                                        "suffix",
+                                        "structured_outputs",
+                                        "prompt_embeds",
+                                        "use_beam_search",
+                                        "prompt_logprobs",
+                                        "truncate_prompt_tokens"};
     const json_t *v, *tc;
 
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
@@ -356,6 +367,10 @@ static int parse_numbers(struct api_req *r, const struct api_limits *lim, struct
     r->add_generation_prompt = true;
     *s = (struct fus_sampling){.temperature = 1, .top_p = 1, .repetition = 1, .n_logprobs = -1};
     if ((rc = read_scalars(r, e)) < 0) return rc;
+    if (r->continue_final && json_is_true(api_field(r->root, "add_generation_prompt")))
+        return api_err_set(e, API_INVALID_VALUE, "continue_final_message",
+                           "'continue_final_message' and 'add_generation_prompt' exclude each "
+                           "other.");
     if (r->n > lim->n_max)
         return api_err_set(e, API_INTEGER_TOO_LARGE, "n",
                            "Invalid 'n': integer above maximum value. Expected a value <= %u, but "

@@ -337,7 +337,9 @@ int wk_render_chat(const struct worker *w, const struct api_req *r, const struct
     }
     const struct chat_thread thread = {.msgs = msgs,
                                        .n = r->n_msg,
-                                       .add_generation_prompt = r->add_generation_prompt,
+                                       .add_generation_prompt =
+                                           r->add_generation_prompt && !r->continue_final,
+                                       .continue_final = r->continue_final,
                                        .vars = r->template_vars};
     int rc = chat_render(w->chat, w->tok, &thread, out, &err);
     if (rc < 0 && rc != -ENOMEM)

@@ -224,7 +224,7 @@ s.strip() ~ s.lstrip() ~ s.rstrip()|t.strip('a') ~ t.strip('ac,') ~ t.lstrip('ba
 s.upper() ~ s.lower()|'hello wORLD 3rd'.title() ~ 'hELLO'.capitalize()|t.split(',') ~ t.split(',', 1)|s.split() ~ ' a  b '.split(none, 1)
 t.rsplit(',', 1)|t.rsplit(',')|'a\nb\r\nc\n'.splitlines()|''.split(',') ~ ''.split()|t.replace(',', ';') ~ t.replace(',', '', 2)
 s.startswith(' H') ~ s.endswith('x') ~ t.startswith(('q', 'a'))|s.find('w') ~ s.find('zz')|t.count(',') ~ l.count(1) ~ l.index(2)
-', '.join(names)|'12'.isdigit() ~ 'x1'.isdigit() ~ ''.isdigit()|s | trim|t | trim('a')|s | upper ~ s | lower | length
+', '.join(names)|'12'.isdigit() ~ 'x1'.isdigit() ~ ''.isdigit()|s | trim|t | trim('a')|'%s: %d%%, %s' | format(s, n, l) ~ '%s' | format(missing)|'%d' | format(s)|'a' | format(1)|s | upper ~ s | lower | length
 'hello wORLD (ab) 3rd-x' | title|s | capitalize|t | replace(',', '') | replace('a', 'b', 1)|names | join ~ names | join('-')
 rows | join(', ', attribute='k')|[1, 'a', none, 2.5, true] | join('/')|missing | join|s | length ~ l | length ~ d | length ~ missing | length
 l | first ~ l | last ~ t | first|[] | first is defined|l | sort ~ l | sort(reverse=true)|names | sort ~ names | sort(case_sensitive=true)

@@ -227,7 +227,7 @@ TEST(no_text_of_a_request_becomes_a_control_token)
     struct chat_out out = {0};
     struct tok_ids ids = {0};
     size_t n = 0;
-    ASSERT_OK(chat_render(c, t, &(struct chat_thread){&m, 1, true, j, vars}, &out, NULL));
+    ASSERT_OK(chat_render(c, t, &(struct chat_thread){&m, 1, true, false, j, vars}, &out, NULL));
     check_out(&out, &m, 1);
     ASSERT_TRUE(out.n_spans >= 4);
     ASSERT_OK(tok_encode(t, out.pieces, out.n_pieces, 0, &ids));
@@ -257,7 +257,7 @@ TEST(messages_have_what_the_request_gave_them)
                               "{{ enable_thinking }}{{ documents }}{{ add_generation_prompt }}"
                               "{{ bos_token is defined }}");
     struct chat_out out = {0};
-    struct chat_thread thread = {msgs, 2, true, tools, vars};
+    struct chat_thread thread = {msgs, 2, true, false, tools, vars};
     struct err err = {0};
     ASSERT_ERR(chat_render(c, NULL, &thread, &out, &err), -EINVAL);
     ASSERT_TRUE(strstr(err.msg, "'tool_calls' is undefined (line 1)") != NULL);
@@ -287,6 +287,25 @@ TEST(refusals_say_what_and_where)
     ASSERT_TRUE(strstr(err.msg, "the model's chat template: ") && strstr(err.msg, "alternate"));
     ASSERT_TRUE(out.pieces == NULL && out.text.data == NULL);
     chat_close(m);
+    chat_close(c);
+}
+
+TEST(a_prompt_may_end_within_the_last_message)
+{
+    struct chat *c = open_template("llama3.1"),
+                *t = open_source("drops", "{{ messages[0].content }}");
+    struct chat_msg msgs[] = {{"user", "a", 1}, {"assistant", " so \n", 5}};
+    struct chat_thread thread = {msgs, 2, false, true};
+    struct chat_out out = {0};
+    struct err err = {0};
+    ASSERT_OK(chat_render(c, NULL, &thread, &out, NULL));
+    ASSERT_TRUE(out.text.len > 20);
+    ASSERT_STREQ(buf_cstr(&out.text) + out.text.len - 21, "<|end_header_id|>\n\nso");
+    check_out(&out, msgs, 2);
+    ASSERT_ERR(chat_render(t, NULL, &thread, &out, &err), -EINVAL);
+    ASSERT_TRUE(strstr(err.msg, "messages[1]") && strstr(err.msg, "go on with"));
+    chat_out_fini(&out);
+    chat_close(t);
     chat_close(c);
 }
 

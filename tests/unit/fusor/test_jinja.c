@@ -87,6 +87,7 @@ TEST(every_byte_knows_where_it_came_from)
         {"{{ u[::-1] }}{{ u | reverse }}", "ab", NULL, "[b][ab][a]"},
         {"{{ u | indent(2) }}", "a\nb", NULL, "[a\n]  [b]"},
         {"{{ strftime_now(u) }}", "<%Y>", NULL, "{<2025>}"},
+        {"{{ '<%s>%%' | format(u) }}", "q", NULL, "<[q]>%"},
         {"{{ u * 2 }}{{ u | capitalize }}", "ab", NULL, "[ab][ab](Ab)"},
         {"{{ u | list | last }}{{ u | first }}", "ab", NULL, "[b][a]"},
         {"{{ j | default(u) }}{{ none or u }}{{ u if u }}", "q", "\"z\"", "{z}[q][q]"},

@@ -30,6 +30,8 @@ TEST(refusals_name_field_and_code)
         {true, "{\"messages\":[3]}", "invalid_value", "messages[0]", 400},
         {true, "{\"messages\":[{\"content\":\"x\"}]}", "missing_required_parameter",
          "messages[0].role", 400},
+        {true, "{" MSG ",\"continue_final_message\":true,\"add_generation_prompt\":true}",
+         "invalid_value", "continue_final_message", 400},
         {true, "{" MSG ",\"chat_template_kwargs\":[]}", "invalid_value", "chat_template_kwargs",
          400},
         {true, "{\"messages\":[{\"role\":\"user\"}]}", "missing_required_parameter",

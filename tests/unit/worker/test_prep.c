@@ -563,11 +563,15 @@ TEST(variables_and_fields_reach_the_template)
     struct kit k;
 
     kit_open(&k, "llama3", NULL);
-    ASSERT_OK(chat_open("{% for m in messages %}{{ m.name }}{{ m.content }}{% endfor %}"
-                        "{{ raise_exception('no ' + why) if why }}",
-                        NULL, &k.w.chat, NULL));
+    ASSERT_OK(
+        chat_open("{% for m in messages %}{{ m.name }}{{ m.content }}{% endfor %}"
+                  "{{ raise_exception('no ' + why) if why }}{{ '?' if add_generation_prompt }}",
+                  NULL, &k.w.chat, NULL));
     must(&k, "{\"messages\":[{\"role\":\"user\",\"name\":\"Ann\",\"content\":\"x\"}]}");
-    ASSERT_STREQ(buf_cstr(&k.p.chat.text), "Annx");
+    ASSERT_STREQ(buf_cstr(&k.p.chat.text), "Annx?");
+    must(&k, "{\"messages\":[{\"role\":\"user\",\"name\":\"Ann\",\"content\":\"x\"},"
+             "{\"role\":\"assistant\",\"content\":\"so\"}],\"continue_final_message\":true}");
+    ASSERT_STREQ(buf_cstr(&k.p.chat.text), "Annxso");
     ASSERT_ERR(prepare(&k,
                        "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],"
                        "\"chat_template_kwargs\":{\"why\":\"more\"}}",
