@@ -1,7 +1,7 @@
 /* Loading the model, in a thread of its own while the server already answers /health.
  *
  * Everything it makes is published to the loop by one message; until then the loop touches none of
- * it. A chat template that is not known leaves the model usable for /v1/completions, and says so.
+ * it. A chat template that is refused leaves the model usable for /v1/completions, and says so.
  */
 #include "base/clock.h"
 #include "base/keyfile.h"

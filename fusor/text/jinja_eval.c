@@ -113,7 +113,7 @@ struct jinja_val jj_item(struct jinja_run *x, struct jinja_val v, struct jinja_v
         if (jj_get(x, v.dict, at, &found)) return found;
     } else if (at.type == JINJA_INT || at.type == JINJA_BOOL) {
         if (v.type == JINJA_LIST && place(at, v.list->n, &i)) return v.list->v[i];
-        if (v.type == JINJA_STR && place(at, jj_chars(v.s), &i))
+        if (v.type == JINJA_STR && place(at, jj_chars(x, v.s), &i))
             return jj_of_str(jj_sub(x, v.s, jj_char_at(x, v.s, i), jj_char_at(x, v.s, i + 1)));
         return found;
     }
@@ -152,7 +152,7 @@ static struct jinja_val slice(struct jinja_run *x, const struct jj_node *n)
     if (v.type != JINJA_LIST && v.type != JINJA_STR) return jj_undefined;
     if ((by.type != JINJA_NONE && by.type != JINJA_INT) || step == 0 || step == INT64_MIN)
         return jj_fail(x, -EINVAL, "a slice takes whole numbers but 0 (line %u)", x->line);
-    const int64_t len = (int64_t)(v.type == JINJA_LIST ? v.list->n : jj_chars(v.s));
+    const int64_t len = (int64_t)(v.type == JINJA_LIST ? v.list->n : jj_chars(x, v.s));
     const int64_t low = step > 0 ? 0 : -1;
     const int64_t from = bound(x, &n->args[0], len, low, step > 0 ? 0 : len - 1);
     const int64_t to = bound(x, &n->args[1], len, low, step > 0 ? len : -1);

@@ -316,7 +316,7 @@ static struct jinja_val find(struct jinja_run *x, struct jinja_val self,
     if (x->status) return jj_undefined;
     const char *hit = memmem(p, self.s->len, s, w->len);
     const struct jinja_str *before = hit ? jj_sub(x, self.s, 0, (size_t)(hit - p)) : NULL;
-    return jj_int(before ? (int64_t)jj_chars(before) : -1);
+    return jj_int(before ? (int64_t)jj_chars(x, before) : -1);
 }
 
 static struct jinja_val count_of(struct jinja_run *x, struct jinja_val self,
@@ -331,7 +331,7 @@ static struct jinja_val count_of(struct jinja_run *x, struct jinja_val self,
     const struct jinja_str *w = str_arg(x, arg[0]);
     const char *p = jj_flat(x, self.s), *s = w ? jj_flat(x, w) : NULL, *hit;
     if (x->status) return jj_undefined;
-    if (w->len == 0) return jj_int((int64_t)jj_chars(self.s) + 1);
+    if (w->len == 0) return jj_int((int64_t)jj_chars(x, self.s) + 1);
     for (const char *from = p; (hit = memmem(from, self.s->len - (size_t)(from - p), s, w->len));
          n++)
         from = hit + w->len;

@@ -553,6 +553,16 @@ static struct jj_node *body(struct parse *p, const char *const *ends)
     return statements(p, ends);
 }
 
+/* One whose text is caught: no loop around it can be left from within. */
+static struct jj_node *caught_body(struct parse *p, const char *const *ends)
+{
+    const unsigned loops = p->loops;
+    p->loops = 0;
+    struct jj_node *n = body(p, ends);
+    p->loops = loops;
+    return n;
+}
+
 static void end(struct parse *p, const char *word)
 {
     if (!take_word(p, word)) (void)unexpected(p);
@@ -662,7 +672,7 @@ static struct jj_node *set_statement(struct parse *p)
         return n;
     }
     n->b = is(p, JJ_T_OP, "|") ? filters(p, captured(p)) : NULL;
-    n->body = body(p, ends);
+    n->body = caught_body(p, ends);
     end(p, "endset");
     contain(p, n, n->b);
     hold(p, n, n->body);
@@ -681,12 +691,9 @@ static struct jj_node *macro(struct parse *p)
         (void)add_arg(p, n, param, take(p, "=") ? expression(p) : NULL);
         if (!is(p, JJ_T_OP, ")")) expect(p, ",");
     }
-    unsigned loops = p->loops;
-    p->loops = 0;
     p->macros++;
-    struct jj_node *inner = body(p, ends);
+    struct jj_node *inner = caught_body(p, ends);
     p->macros--;
-    p->loops = loops;
     end(p, "endmacro");
     if (n) n->body = inner;
     hold(p, n, inner);
@@ -699,7 +706,7 @@ static struct jj_node *wrap(struct parse *p, bool filtered)
                                                                      "endgeneration", NULL};
     struct jj_node *n = node(p, JJ_WRAP, NULL, NULL);
     struct jj_node *through = filtered ? filters(p, filter(p, captured(p))) : NULL;
-    struct jj_node *inner = body(p, filtered ? filter_end : generation_end);
+    struct jj_node *inner = filtered ? caught_body(p, filter_end) : body(p, generation_end);
     end(p, filtered ? "endfilter" : "endgeneration");
     if (!n || p->status) return NULL;
     n->a = through;

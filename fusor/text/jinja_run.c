@@ -122,6 +122,7 @@ static void bind_params(struct jinja_run *x, const struct jj_node *def,
     for (uint32_t i = 0; i < call->n_args; i++) {
         const struct jj_name *name = call->args[i].name;
         uint32_t at = i;
+        jj_cost(x, name ? 64 * (size_t)def->n_args : 0); /* a step each */
         for (at = name ? 0 : i; name && at < def->n_args && def->args[at].name != name;)
             at++;
         if (at == def->n_args) {

@@ -78,6 +78,7 @@ const struct jinja_str *jj_sub(struct jinja_run *x, const struct jinja_str *s, s
     if (begin == 0 && end == s->len) return s;
     while (at + s->seg[first].len <= begin)
         at += s->seg[first++].len;
+    jj_cost(x, first * sizeof *s->seg);
     const size_t skip = begin - at;
     for (last = first; at + s->seg[last].len < end; last++)
         at += s->seg[last].len;
@@ -101,9 +102,10 @@ static size_t chars_of(const char *p, size_t len)
     return n;
 }
 
-size_t jj_chars(const struct jinja_str *s)
+size_t jj_chars(struct jinja_run *x, const struct jinja_str *s)
 {
     size_t n = 0;
+    jj_cost(x, s->len);
     for (size_t i = 0; i < s->n; i++)
         n += chars_of(s->seg[i].p, s->seg[i].len);
     return n;
@@ -201,6 +203,7 @@ void jj_sb_seg(struct jj_sb *sb, struct jinja_seg s)
 void jj_sb_add(struct jj_sb *sb, const char *p, size_t len, int32_t mark)
 {
     enum { ROOM = 120 };
+    jj_cost(sb->x, len);
     while (len > 0 && sb->x->status == 0) {
         if (sb->room_left == 0) {
             const size_t n = len > ROOM ? len : ROOM;

@@ -32,7 +32,7 @@ struct jinja_val jj_of_str(const struct jinja_str *s);               /* NULL: un
 const char *jj_flat(struct jinja_run *x, const struct jinja_str *s); /* in one piece */
 const struct jinja_str *jj_sub(struct jinja_run *x, const struct jinja_str *s, size_t begin,
                                size_t end); /* bytes */
-size_t jj_chars(const struct jinja_str *s);
+size_t jj_chars(struct jinja_run *x, const struct jinja_str *s);
 size_t jj_char_at(struct jinja_run *x, const struct jinja_str *s, size_t i); /* its byte */
 const struct jinja_str *jj_join(struct jinja_run *x, const struct jinja_str *a,
                                 const struct jinja_str *b);

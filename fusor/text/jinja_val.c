@@ -296,7 +296,7 @@ bool jj_contains(struct jinja_run *x, struct jinja_val in, struct jinja_val what
 /* Of a string: its characters. */
 static const struct jinja_list *characters(struct jinja_run *x, const struct jinja_str *s)
 {
-    struct jinja_list *l = jj_new_list(x, jj_chars(s));
+    struct jinja_list *l = jj_new_list(x, jj_chars(x, s));
     size_t n = 0, at = 0;
     for (size_t k = 0; l && k < s->n && x->status == 0; k++) {
         const struct jinja_seg *seg = &s->seg[k];
@@ -332,6 +332,7 @@ static void merge(struct jinja_run *x, const struct jinja_val *v, const size_t *
 {
     size_t i = 0, k = 0;
     while (i < n || k < m) {
+        jj_cost(x, 0);
         const bool first = k == m || (i < n && jj_compare(x, v[from[i]], v[from[n + k]]) <= 0);
         *to++ = first ? from[i++] : from[n + k++];
     }

@@ -129,7 +129,7 @@ FILTER(f_tojson)
 FILTER(f_length)
 {
     (void)arg;
-    if (self.type == JINJA_STR) return jj_int((int64_t)jj_chars(self.s));
+    if (self.type == JINJA_STR) return jj_int((int64_t)jj_chars(x, self.s));
     if (self.type == JINJA_LIST) return jj_int((int64_t)self.list->n);
     if (self.type == JINJA_DICT) return jj_int((int64_t)self.dict->n);
     if (self.type == JINJA_UNDEFINED) return jj_int(0);
@@ -293,8 +293,10 @@ static struct jinja_val extreme(struct jinja_run *x, struct jinja_val self, stru
 {
     const struct jinja_list *l = jj_items(x, self);
     size_t best = 0;
-    for (size_t i = 1; l && i < l->n && x->status == 0; i++)
+    for (size_t i = 1; l && i < l->n && x->status == 0; i++) {
+        jj_cost(x, 0);
         if (sign * jj_compare(x, part(x, l->v[i], by), part(x, l->v[best], by)) > 0) best = i;
+    }
     return l && l->n ? l->v[best] : jj_undefined;
 }
 
@@ -315,6 +317,7 @@ FILTER(f_sum)
     bool whole = true;
     for (size_t i = 0; l && i < l->n && x->status == 0; i++) {
         struct jinja_val v = part(x, l->v[i], arg[0]);
+        jj_cost(x, 0);
         if (!jj_number(v, &one)) return wrong_type(x, "sum", v);
         whole = whole && v.type != JINJA_FLOAT;
         sum += one;
