@@ -119,10 +119,10 @@ struct jinja_val jj_item(struct jinja_run *x, struct jinja_val v, struct jinja_v
     }
     if (at.type != JINJA_STR || v.type == JINJA_NAMESPACE) return found;
     const char *p = jj_flat(x, at.s);
-    const struct jj_name *name = p ? jj_known(x->t, p, at.s->len) : NULL;
-    if (name && v.type != JINJA_DICT) found = attr(x, v, name);
-    if (found.type == JINJA_UNDEFINED && name) found = undefined(name);
-    return found;
+    const struct jj_word *w = p ? jj_method(v.type, p, at.s->len) : NULL;
+    if (w) /* where there is no such key */
+        return (struct jinja_val){.type = JINJA_METHOD, .name = w->name};
+    return p ? undefined(jj_known(x->t, p, at.s->len)) : found;
 }
 
 /* A bound of a slice, within [low, high]. */

@@ -136,39 +136,38 @@ FILTER(f_length)
     return wrong_type(x, "length", self);
 }
 
-/* A number written in a string; false: it is none. */
-static bool read_number(struct jinja_run *x, const struct jinja_str *s, double *ret, bool *whole)
+/* The number that a string says, undefined if none; of a whole one that 64 bits hold all digits. */
+static struct jinja_val read_number(struct jinja_run *x, const struct jinja_str *s)
 {
     char text[64], *end;
     const struct jinja_str *bare = jj_strip(x, s, jj_undefined, JJ_LEFT | JJ_RIGHT);
     const char *p = bare ? jj_flat(x, bare) : NULL;
-    if (!p || bare->len == 0 || bare->len >= sizeof text) return false;
+    struct jinja_val v = {.type = JINJA_FLOAT};
+    if (!p || bare->len == 0 || bare->len >= sizeof text) return jj_undefined;
     memcpy(text, p, bare->len);
     text[bare->len] = 0;
-    if (strspn(text, "0123456789+-.eE") != bare->len) return false;
-    *whole = strcspn(text, ".eE") == bare->len;
-    *ret = strtod(text, &end);
-    return *end == 0;
+    if (strspn(text, "0123456789+-.eE") != bare->len) return jj_undefined;
+    errno = 0;
+    const long long i = strtoll(text, &end, 10);
+    if (*end == 0 && errno == 0) return jj_int(i);
+    v.f = strtod(text, &end);
+    return *end == 0 ? v : jj_undefined;
 }
 
 FILTER(f_int)
 {
-    double d = 0;
-    bool whole = true;
+    double d;
+    if (self.type == JINJA_STR) self = read_number(x, self.s);
     if (self.type == JINJA_INT) return self;
-    bool ok = self.type == JINJA_STR ? read_number(x, self.s, &d, &whole) : jj_number(self, &d);
-    if (!ok || !(fabs(d) < 9e18)) return arg[0].type == JINJA_UNDEFINED ? jj_int(0) : arg[0];
-    return jj_int((int64_t)d);
+    if (jj_number(self, &d) && fabs(d) < 9e18) return jj_int((int64_t)d);
+    return arg[0].type == JINJA_UNDEFINED ? jj_int(0) : arg[0];
 }
 
 FILTER(f_float)
 {
     struct jinja_val v = {.type = JINJA_FLOAT};
-    bool whole;
-    bool ok = self.type == JINJA_STR ? read_number(x, self.s, &v.f, &whole) : jj_number(self, &v.f);
-    if (!ok && arg[0].type != JINJA_UNDEFINED) return arg[0];
-    if (!ok) v.f = 0;
-    return v;
+    if (self.type == JINJA_STR) self = read_number(x, self.s);
+    return jj_number(self, &v.f) || arg[0].type == JINJA_UNDEFINED ? v : arg[0];
 }
 
 FILTER(f_abs)

@@ -258,6 +258,23 @@ def test_a_chat_template_is_the_whole_truth():
         same(p.get("/admin/status").json()["model"]["sink_token"], 1)
 
 
+def test_messages_as_the_models_template_takes_them():
+    """Tools' answers are rendered, unknown roles refused; a prompt may end within the last message."""
+    said = HELLO + [{"role": "assistant", "content": None, "tool_calls": [
+        {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}]
+    said += [{"role": "tool", "tool_call_id": "c1", "content": "sunny"}]
+    plain = w.post("/tokenize", {"messages": said, "add_generation_prompt": False}).json()["tokens"]
+    same(ask(CHAT, messages=said, add_generation_prompt=False,
+             chat_template_kwargs={"enable_thinking": False})["usage"]["prompt_tokens"], len(plain))
+    open_end = w.post("/tokenize", {"messages": said, "continue_final_message": True}).json()["tokens"]
+    same(open_end, plain[:len(open_end)])
+    assert len(plain) - 3 <= len(open_end) < len(plain), (open_end, plain)  # <|im_end|> and a line break are cut off
+    same(ask(CHAT, messages=said, continue_final_message=True)["usage"]["prompt_tokens"], len(open_end))
+    error = ask(CHAT, 400, messages=HELLO + [{"role": "robot", "content": "x"}]).json()["error"]
+    same((error["param"], error["message"]), ("messages", "messages[1]: unknown role 'robot'."))
+    same(ask(CHAT, 400, chat_template_kwargs=7).json()["error"]["param"], "chat_template_kwargs")
+
+
 def test_control_tokens_of_prompts_are_text():
     name = "<|im_start|>"
     same(len(tokens(name, parse_special=True)), 1)

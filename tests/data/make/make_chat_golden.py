@@ -218,7 +218,7 @@ EXPRESSIONS = r"""
 'b' in t|'z' not in t|1 in l|'b' in d|'q' in missing|not yes or nil|yes and s|no or 'else'|not not 1|(1, 2) == (1, 2)
 [1, 2] == [1, 2]|{'a': 1} == {'a': 1.0}|[] or {} or '' or 0 or nil or 'none of them'|n is odd and 4 is even
 s[0] ~ s[-1] ~ s[1:6] ~ s[:-3] ~ s[99:]|s[::2]|s[::-1]|l[::-1]|l[1:]|l[-1]|l[-2:]|l[5:]|t[1::3]|l[2:0:-1]|l[:n]
-d.b ~ d['b'] ~ d.missing ~ d['A'][0]|d['items']|rows[0].in.deep[1]|rows[0]['in']['deep'].0|nil.x is defined|t.0|l[1.0] is defined
+d.b ~ d['b'] ~ d.missing ~ d['A'][0]|d['items']|'m' if {'a': 1}['items'] else 'n'|l['index'] is defined ~ l['nope'] is defined|'9007199254740993' | int ~ '1e3' | int ~ '7' | float|rows[0].in.deep[1]|rows[0]['in']['deep'].0|nil.x is defined|t.0|l[1.0] is defined
 d.get('b') ~ d.get('x') ~ d.get('x', 5)|d.keys() | list ~ d.values() | list|d.items() | list | length|rows[1].get('in', {}).get('deep')
 s.strip() ~ s.lstrip() ~ s.rstrip()|t.strip('a') ~ t.strip('ac,') ~ t.lstrip('ba') ~ t.rstrip('c')|'\u00e4x\u00e4'.strip('\u00e4')
 s.upper() ~ s.lower()|'hello wORLD 3rd'.title() ~ 'hELLO'.capitalize()|t.split(',') ~ t.split(',', 1)|s.split() ~ ' a  b '.split(none, 1)
