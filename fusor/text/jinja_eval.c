@@ -167,6 +167,7 @@ static struct jinja_val slice(struct jinja_run *x, const struct jj_node *n)
         all ? jj_new_list(x, span > 0 ? (size_t)((span - 1) / each + 1) : 0) : NULL;
     for (size_t i = 0; l && i < l->n; i++)
         l->v[i] = all->v[from + (int64_t)i * step];
+    if (l && v.type == JINJA_LIST) l->tuple = v.list->tuple;
     static const struct jinja_str empty;
     return v.type == JINJA_LIST || !l ? jj_of_list(l) : jj_join_list(x, jj_of_list(l), &empty);
 }
@@ -268,11 +269,21 @@ static struct jinja_val joined(struct jinja_run *x, const struct jinja_list *a,
     return jj_of_list(l);
 }
 
-static struct jinja_val repeated(struct jinja_run *x, const struct jinja_str *s, int64_t times)
+static struct jinja_val repeated(struct jinja_run *x, struct jinja_val v, int64_t times)
 {
     struct jj_sb sb = {.x = x};
-    for (int64_t i = 0; s->n > 0 && i < times && x->status == 0; i++)
-        jj_sb_str(&sb, s);
+    if (v.type == JINJA_LIST) {
+        const size_t n = v.list->n;
+        size_t total;
+        if (!size_mul(n, times > 0 ? (size_t)times : 0, &total)) total = SIZE_MAX;
+        struct jinja_list *l = jj_new_list(x, total);
+        for (size_t i = 0; l && i < total; i++)
+            l->v[i] = v.list->v[i % n];
+        if (l) l->tuple = v.list->tuple;
+        return jj_of_list(l);
+    }
+    for (int64_t i = 0; v.s->n > 0 && i < times && x->status == 0; i++)
+        jj_sb_str(&sb, v.s);
     return jj_of_str(jj_sb_done(&sb));
 }
 
@@ -292,8 +303,11 @@ static struct jinja_val arithmetic(struct jinja_run *x, enum jj_op op, struct ji
         return jj_of_str(jj_join(x, a.s, b.s));
     if (op == JJ_ADD && a.type == JINJA_LIST && b.type == JINJA_LIST)
         return joined(x, a.list, b.list);
-    if (op == JJ_MUL && a.type == JINJA_STR && b.type == JINJA_INT) return repeated(x, a.s, b.i);
-    if (op == JJ_MUL && a.type == JINJA_INT && b.type == JINJA_STR) return repeated(x, b.s, a.i);
+    const bool left = a.type == JINJA_STR || a.type == JINJA_LIST;
+    const struct jinja_val what = left ? a : b, times = left ? b : a;
+    if (op == JJ_MUL && (what.type == JINJA_STR || what.type == JINJA_LIST) &&
+        (times.type == JINJA_INT || times.type == JINJA_BOOL))
+        return repeated(x, what, times.type == JINJA_INT ? times.i : times.b);
     return cannot(x, op, a, b);
 }
 

@@ -38,15 +38,34 @@ PLAIN_TEST(t_iterable, self.type == JINJA_STR || self.type == JINJA_LIST ||
                            self.type == JINJA_DICT || self.type == JINJA_UNDEFINED)
 PLAIN_TEST(t_callable,
            self.type == JINJA_MACRO || self.type == JINJA_FUNCTION || self.type == JINJA_METHOD)
-PLAIN_TEST(t_odd, whole(self) && (self.type == JINJA_BOOL ? self.b : self.i % 2 != 0))
-PLAIN_TEST(t_even, whole(self) && (self.type == JINJA_BOOL ? !self.b : self.i % 2 == 0))
+
+/* What is left of a number by another. */
+static double rest(struct jinja_run *x, struct jinja_val v, double by)
+{
+    double d = 0;
+    if (!jj_number(v, &d) || by == 0)
+        (void)jj_fail(x, -EINVAL, "%s cannot be divided (line %u)", jj_type_name(v), x->line);
+    if (v.type == JINJA_INT && fabs(by) < 9e15) return (double)(v.i % (by ? (int64_t)by : 1));
+    return fmod(d, by);
+}
+
+TEST(t_odd)
+{
+    (void)arg;
+    return jinja_bool(fabs(rest(x, self, 2)) == 1);
+}
+
+TEST(t_even)
+{
+    (void)arg;
+    return jinja_bool(rest(x, self, 2) == 0);
+}
 
 TEST(t_divisibleby)
 {
-    const struct jinja_val by = arg[0];
-    if (self.type != JINJA_INT || by.type != JINJA_INT || by.i == 0)
-        return jj_fail(x, -EINVAL, "divisibleby takes whole numbers (line %u)", x->line);
-    return jinja_bool(by.i == -1 || self.i % by.i == 0);
+    double by = 0;
+    (void)jj_number(arg[0], &by);
+    return jinja_bool(rest(x, self, by) == 0);
 }
 
 TEST(t_eq)

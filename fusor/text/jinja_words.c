@@ -173,6 +173,7 @@ FILTER(f_float)
 FILTER(f_abs)
 {
     (void)arg;
+    if (self.type == JINJA_BOOL) return jj_int(self.b);
     if (self.type == JINJA_INT && self.i > INT64_MIN) return jj_int(self.i < 0 ? -self.i : self.i);
     if (self.type != JINJA_FLOAT) return wrong_type(x, "abs", self);
     self.f = fabs(self.f);
@@ -188,6 +189,7 @@ FILTER(f_round)
     if (arg[1].type != JINJA_UNDEFINED || digits < 0 || digits > 15)
         return jj_fail(x, -EINVAL, "round: 0 to 15 digits, by the common method (line %u)",
                        x->line);
+    if (self.type != JINJA_FLOAT) return self.type == JINJA_INT ? self : jj_int(self.b);
     const double scale = pow(10, digits);
     v.f = nearbyint(v.f * scale) / scale;
     return v;
@@ -287,28 +289,6 @@ FILTER(f_join)
     return jj_join_list(x, self, between);
 }
 
-static struct jinja_val extreme(struct jinja_run *x, struct jinja_val self, struct jinja_val by,
-                                int sign)
-{
-    const struct jinja_list *l = jj_items(x, self);
-    size_t best = 0;
-    for (size_t i = 1; l && i < l->n && x->status == 0; i++) {
-        jj_cost(x, 0);
-        if (sign * jj_compare(x, part(x, l->v[i], by), part(x, l->v[best], by)) > 0) best = i;
-    }
-    return l && l->n ? l->v[best] : jj_undefined;
-}
-
-FILTER(f_max)
-{
-    return extreme(x, self, arg[0], 1);
-}
-
-FILTER(f_min)
-{
-    return extreme(x, self, arg[0], -1);
-}
-
 FILTER(f_sum)
 {
     const struct jinja_list *l = jj_items(x, self);
@@ -349,6 +329,27 @@ static struct jinja_val fold_all(struct jinja_run *x, struct jinja_val keys, boo
     return keys;
 }
 
+static struct jinja_val extreme(struct jinja_run *x, struct jinja_val self,
+                                const struct jinja_val *arg, int sign)
+{
+    const struct jinja_list *l = jj_items(x, self);
+    struct jinja_val keys = fold_all(x, parts(x, l, arg[1]), jj_true(arg[0]));
+    size_t best = 0;
+    for (size_t i = 1; l && i < l->n && x->status == 0; i++)
+        if (sign * jj_compare(x, keys.list->v[i], keys.list->v[best]) > 0) best = i;
+    return l && l->n && x->status == 0 ? l->v[best] : jj_undefined;
+}
+
+FILTER(f_max)
+{
+    return extreme(x, self, arg, 1);
+}
+
+FILTER(f_min)
+{
+    return extreme(x, self, arg, -1);
+}
+
 FILTER(f_sort) /* reverse, case_sensitive, attribute */
 {
     const struct jinja_list *l = jj_items(x, self);
@@ -384,6 +385,12 @@ FILTER(f_unique) /* case_sensitive, attribute */
     return jj_of_list(to);
 }
 
+/* What map() and select() go over: nothing, of what is false. */
+static const struct jinja_list *some_items(struct jinja_run *x, struct jinja_val v)
+{
+    return jj_true(v) ? jj_items(x, v) : jj_new_list(x, 0);
+}
+
 /* ---- filters that are given words ---- */
 static const struct jj_word *named(struct jinja_run *x, struct jinja_val name, bool test)
 {
@@ -397,7 +404,7 @@ static const struct jj_word *named(struct jinja_run *x, struct jinja_val name, b
 
 FILTER(f_map) /* a filter's name; attribute, default */
 {
-    const struct jinja_list *l = jj_items(x, self);
+    const struct jinja_list *l = some_items(x, self);
     const struct jinja_val none[JJ_PARAMS_MAX] = {0};
     if (arg[1].type != JINJA_UNDEFINED) {
         struct jinja_val to = parts(x, l, arg[1]);
@@ -421,7 +428,7 @@ FILTER(f_map) /* a filter's name; attribute, default */
 static struct jinja_val filter_by(struct jinja_run *x, struct jinja_val self, struct jinja_val by,
                                   const struct jinja_val *arg, bool wanted)
 {
-    const struct jinja_list *l = jj_items(x, self);
+    const struct jinja_list *l = some_items(x, self);
     const struct jj_word *w = arg[0].type == JINJA_UNDEFINED ? NULL : named(x, arg[0], true);
     const struct jinja_val args[JJ_PARAMS_MAX] = {arg[1]};
     struct jinja_list *to = l && x->status == 0 ? jj_new_list(x, l->n) : NULL;
@@ -474,8 +481,8 @@ static const struct jj_word filters[] = {
     {"list", f_list, 0, 0, {0}},
     {"lower", f_lower, 0, 0, {0}},
     {"map", f_map, 0, 1, {"", "attribute", "default"}},
-    {"max", f_max, 0, 0, {"attribute"}},
-    {"min", f_min, 0, 0, {"attribute"}},
+    {"max", f_max, 0, 2, {"case_sensitive", "attribute"}},
+    {"min", f_min, 0, 2, {"case_sensitive", "attribute"}},
     {"reject", f_reject, 0, 2, {0}},
     {"rejectattr", f_rejectattr, 1, 3, {0}},
     {"replace", f_replace, 2, 3, {"old", "new", "count"}},

@@ -213,7 +213,7 @@ SNIPPET_VARS = {
     "rows": [{"k": "x", "v": 2, "in": {"deep": ["p", "q"]}}, {"k": "y", "v": 1}, {"k": "x", "v": 3, "on": True}]}
 EXPRESSIONS = r"""
 1 + 2 * 3 - 4 / 8|7 // 2 ~ -7 // 2 ~ 7 % 3 ~ -7 % 3 ~ 2 ** 10|7.5 // 2 ~ 7.5 % 2 ~ 2 ** -1|n + f|-n ~ +n ~ - -n
-'a' + 'b' 'c'|'ab' * 3 ~ 2 * 'x'|[1] + [2, 3]|1 if yes else 2|1 if no|'x' if no else 'y' if nil else 'z'
+'a' + 'b' 'c'|'ab' * 3 ~ 2 * 'x' ~ [1, n] * 2 ~ (1, 2)[1:] ~ l * -1 ~ 'x' * yes|[1] + [2, 3]|1 if yes else 2|1 if no|'x' if no else 'y' if nil else 'z'
 1 < 2 < 3|3 > 2 == 2|'a' < 'b'|[1, 2] < [1, 3]|1 == 1.0 and true == 1|'1' == 1|nil == none|s != t|1 <= 1 >= 1
 'b' in t|'z' not in t|1 in l|'b' in d|'q' in missing|not yes or nil|yes and s|no or 'else'|not not 1|(1, 2) == (1, 2)
 [1, 2] == [1, 2]|{'a': 1} == {'a': 1.0}|[] or {} or '' or 0 or nil or 'none of them'|n is odd and 4 is even
@@ -229,11 +229,11 @@ s.startswith(' H') ~ s.endswith('x') ~ t.startswith(('q', 'a'))|s.find('w') ~ s.
 rows | join(', ', attribute='k')|[1, 'a', none, 2.5, true] | join('/')|missing | join|s | length ~ l | length ~ d | length ~ missing | length
 l | first ~ l | last ~ t | first|[] | first is defined|l | sort ~ l | sort(reverse=true)|names | sort ~ names | sort(case_sensitive=true)
 rows | sort(attribute='v') | map(attribute='k') | list|names | unique | list|rows | unique(attribute='k') | list | length
-l | max ~ l | min ~ l | sum|rows | sum(attribute='v')|rows | max(attribute='v')|l | reverse | list|t | reverse|t | list|d | list
+l | max ~ l | min ~ l | sum|names | reverse | max ~ names | max(case_sensitive=true)|rows | sum(attribute='v')|rows | max(attribute='v')|l | reverse | list|t | reverse|t | list|d | list
 d | dictsort|d | dictsort(case_sensitive=true) ~ d | dictsort(reverse=true)|d | items | list|missing | items | list
 missing | default('x') ~ nil | default('x') ~ '' | default('x', true)|missing | d|n | default(1)|missing | default(d.b)
 '3' | int ~ '3.9' | int ~ 'x' | int ~ 'x' | int(9) ~ 2.9 | int ~ true | int|'2.5' | float ~ 'x' | float ~ 3 | float
--3 | abs ~ 2.567 | round(2) ~ 2.5 | round ~ 3.5 | round|n | string + 'x'|s | safe|rows | map(attribute='in.deep.1') | list
+-3 | abs ~ yes | abs ~ 5 | round ~ 0 | select | list ~ 2.0 is even ~ 9.5 is divisibleby 2 ~ 2.567 | round(2) ~ 2.5 | round ~ 3.5 | round|n | string + 'x'|s | safe|rows | map(attribute='in.deep.1') | list
 names | map('upper') | join|rows | map(attribute='on', default='-') | list|l | select('odd') | list|l | reject('gt', 1) | list
 l | select('in', [1, 2]) | list|[0, 1, '', 'a', none] | select | list|rows | selectattr('on') | list | length
 rows | selectattr('k', 'equalto', 'x') | map(attribute='v') | list|rows | rejectattr('k', 'eq', 'x') | list|rows | selectattr('on', 'defined') | list

@@ -234,7 +234,7 @@ TEST(a_run_is_bounded)
         {"{% for i in range(99999) %}{% set n = u | length %}{% endfor %}", "steps"},
         {"{% for i in range(99999) %}{% set n = u < u %}{% endfor %}", "steps"},
         {"{% set r = range(99999) | list %}{% for i in r %}{% set n = r | max %}{% endfor %}",
-         "steps"},
+         "memory"},
         {"{% set r = range(99999) | list %}{% for i in r %}{% set n = r | sum %}{% endfor %}",
          "steps"},
         {"{% set s = 'ab' * 99999 %}{% for i in range(99999) %}{% set n = s[-1] %}{% endfor %}",
