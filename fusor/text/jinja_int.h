@@ -58,12 +58,13 @@ struct jinja_run {
     struct jj_scope root, *scope;
     struct jj_sb *out;
 };
+
 /* ---- jinja_val.c ---- */
 extern const struct jinja_val jj_none, jj_undefined;
 struct jinja_val jj_int(int64_t i);
 const char *jj_type_name(struct jinja_val v); /* as Python says it */
-bool jj_enter(
-    struct jinja_run *x); /* one level deeper; false: failed, and there is no jj_leave() */
+/* One level deeper; false: failed, and there is no jj_leave(). */
+bool jj_enter(struct jinja_run *x);
 void jj_leave(struct jinja_run *x);
 bool jj_number(struct jinja_val v, double *ret);
 /* The places of v[n] in ascending order, equal ones as they stand; NULL: failed. */

@@ -16,11 +16,6 @@
         return jinja_bool(true_when);                                                              \
     }
 
-static bool whole(struct jinja_val v)
-{
-    return v.type == JINJA_INT || v.type == JINJA_BOOL;
-}
-
 PLAIN_TEST(t_defined, self.type != JINJA_UNDEFINED)
 PLAIN_TEST(t_undefined, self.type == JINJA_UNDEFINED)
 PLAIN_TEST(t_none, self.type == JINJA_NONE)
@@ -29,7 +24,7 @@ PLAIN_TEST(t_true, self.type == JINJA_BOOL && self.b)
 PLAIN_TEST(t_false, self.type == JINJA_BOOL && !self.b)
 PLAIN_TEST(t_integer, self.type == JINJA_INT)
 PLAIN_TEST(t_float, self.type == JINJA_FLOAT)
-PLAIN_TEST(t_number, whole(self) || self.type == JINJA_FLOAT)
+PLAIN_TEST(t_number, self.type >= JINJA_BOOL && self.type <= JINJA_FLOAT)
 PLAIN_TEST(t_string, self.type == JINJA_STR)
 PLAIN_TEST(t_mapping, self.type == JINJA_DICT)
 PLAIN_TEST(t_sequence, self.type == JINJA_STR || self.type == JINJA_LIST ||

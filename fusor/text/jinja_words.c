@@ -5,7 +5,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define FILTER(name)                                                                               \
     static struct jinja_val name(struct jinja_run *x, struct jinja_val self,                       \

@@ -47,7 +47,8 @@ struct api_msg { /* of a chat; of /v1/completions each prompt is one, of role "p
     struct api_part *part; /* n_part == 0: content was one string */
     size_t n_part;
     struct api_ids ids;
-    const json_t *json; /* of a chat: the message as it was sent, calls' arguments read */
+    const json_t *json; /* of a chat: the message as it was sent, without its empty fields, calls'
+                           arguments read */
 };
 struct api_doc {
     const char *title, *text; /* title NULL = none */

@@ -88,6 +88,20 @@ static int join_parts(struct api_req *r, const json_t *list, const char *where, 
     return rc < 0 ? rc : m->text ? 0 : api_no_memory(e);
 }
 
+/* Clients spell out what a message has not; templates ask whether it is there. */
+static void drop_empty_fields(json_t *message)
+{
+    const char *key;
+    json_t *v;
+    void *next;
+
+    json_object_foreach_safe(message, next, key, v)
+    {
+        const bool empty = json_is_null(v) || (json_is_array(v) && json_array_size(v) == 0);
+        if (empty && strcmp(key, "content") != 0) (void)json_object_del(message, key);
+    }
+}
+
 /* A call's arguments are JSON in a string; templates want what it says. What is not JSON stays. */
 static int read_arguments(const json_t *message, struct api_err *e)
 {
@@ -105,7 +119,7 @@ static int read_arguments(const json_t *message, struct api_err *e)
     return 0;
 }
 
-static int parse_message(struct api_req *r, const json_t *v, size_t i, struct api_msg *m,
+static int parse_message(struct api_req *r, json_t *v, size_t i, struct api_msg *m,
                          struct api_err *e)
 {
     char where[64];
@@ -119,6 +133,7 @@ static int parse_message(struct api_req *r, const json_t *v, size_t i, struct ap
     m->role = json_string_value(role); /* the model's template says which it takes */
     if (strcmp(m->role, "function") == 0) m->role = "tool";
     m->json = v;
+    drop_empty_fields(v);
     if (read_arguments(v, e) < 0) return -ENOMEM;
     (void)snprintf(where, sizeof where, "messages[%zu].content", i);
     content = api_field(v, "content");

@@ -283,7 +283,8 @@ TEST(messages_keep_what_a_template_may_want)
     struct api_req r;
     struct api_err e;
 
-    ASSERT_OK(parse("{\"messages\":[{\"role\":\"function\",\"content\":\"x\",\"name\":\"f\"},"
+    ASSERT_OK(parse("{\"messages\":[{\"role\":\"function\",\"content\":\"x\",\"name\":\"f\","
+                    "\"tool_calls\":[],\"refusal\":null},"
                     "{\"role\":\"critic\",\"content\":\"y\"},{\"role\":\"assistant\","
                     "\"tool_calls\":[{\"function\":{\"arguments\":\"{\\\"a\\\":1}\"}},7,"
                     "{\"function\":{\"arguments\":\"no JSON\"}},{\"function\":null}]}],"
@@ -291,6 +292,7 @@ TEST(messages_keep_what_a_template_may_want)
                     true, &r, &e));
     ASSERT_STREQ(r.msg[0].role, "tool");
     ASSERT_STREQ(json_string_value(json_object_get(r.msg[0].json, "name")), "f");
+    ASSERT_EQ(json_object_size(r.msg[0].json), 3);
     ASSERT_STREQ(r.msg[1].role, "critic");
     ASSERT_STREQ(r.msg[2].text, "");
     const json_t *calls = json_object_get(r.msg[2].json, "tool_calls");
