@@ -17,6 +17,7 @@ int gram_builder_create(struct gram_builder **ret)
     const struct node none = {0};
 
     if (!b) return -ENOMEM;
+    arena_init(&b->labels);
     b->set_slot = mem_zalloc(2 * GRAM_SETS_MAX * sizeof *b->set_slot);
     if (!b->set_slot || buf_add(&b->node, &none, sizeof none) < 0) {
         gram_builder_destroy(b);
@@ -35,6 +36,7 @@ void gram_builder_destroy(struct gram_builder *b)
     buf_fini(&b->set);
     buf_fini(&b->range);
     buf_fini(&b->rule);
+    arena_fini(&b->labels);
     mem_free(b->set_slot);
     mem_free(b);
 }
@@ -127,7 +129,7 @@ static size_t tidy_ranges(struct gram_range *r, size_t n)
 static bool same_set(const struct gram_builder *b, uint32_t i, const struct set *s)
 {
     const struct set *t = &GRAM_AT(b->set, struct set, i);
-    const struct gram_range *r = &GRAM_AT(b->range, struct gram_range, 0);
+    const struct gram_range *r = GRAM_ALL(b->range, struct gram_range);
 
     return t->n == s->n && t->how == s->how &&
            memcmp(r + t->first, r + s->first, s->n * sizeof *r) == 0;
@@ -231,9 +233,11 @@ gram_node gram_repeat(struct gram_builder *b, gram_node what, uint32_t min, uint
 
 gram_node gram_rule(struct gram_builder *b, const char *label)
 {
-    const struct rule r = {.label = label};
     const size_t at = GRAM_COUNT(b->rule, struct rule);
+    struct rule r = {0};
 
+    if (label) r.label = arena_strndup(&b->labels, label, strlen(label));
+    if (label && !r.label) return fail(b, -ENOMEM);
     if (buf_add(&b->rule, &r, sizeof r) < 0) return fail(b, -ENOMEM);
     return add_node(b, (struct node){.kind = NODE_RULE, .a = (uint32_t)at, .code = 1});
 }
@@ -283,7 +287,7 @@ static gram_node texts_behind(struct gram_builder *b, const struct gram_text *t,
         if (buf_add(&parts, &part, sizeof part) < 0) gram_builder_fail(b, -ENOMEM);
     }
     if (b->status == 0)
-        whole = gram_alt(b, &GRAM_AT(parts, gram_node, 0), GRAM_COUNT(parts, gram_node));
+        whole = gram_alt(b, GRAM_ALL(parts, gram_node), GRAM_COUNT(parts, gram_node));
     buf_fini(&parts);
     return whole;
 }

@@ -253,10 +253,10 @@ static int add_live_edges(struct shrink *s, uint32_t node)
 /* The state whose edges are those behind the last state's; they are dropped where it is there. */
 static int find_state(struct shrink *s, uint16_t *ret)
 {
-    const uint32_t *first = &GRAM_AT(s->first, uint32_t, 0);
+    const uint32_t *first = GRAM_ALL(s->first, uint32_t);
     const uint32_t end = (uint32_t)GRAM_COUNT(s->edge, struct byte_edge);
     const uint32_t own = first[s->n_state], n = end - own;
-    const struct byte_edge *edge = &GRAM_AT(s->edge, struct byte_edge, 0);
+    const struct byte_edge *edge = GRAM_ALL(s->edge, struct byte_edge);
     uint64_t at;
 
     *ret = SET_DEAD;
@@ -279,7 +279,7 @@ static int find_state(struct shrink *s, uint16_t *ret)
 /* States are found from the leaves up, so the first one has the highest number: it becomes 0. */
 static int turn_round(const struct shrink *s, struct charset *ret)
 {
-    const uint32_t n = s->n_state, *first = &GRAM_AT(s->first, uint32_t, 0);
+    const uint32_t n = s->n_state, *first = GRAM_ALL(s->first, uint32_t);
     struct charset c = {.n = n};
     uint32_t at = 0;
 

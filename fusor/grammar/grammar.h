@@ -71,7 +71,7 @@ gram_node gram_texts(struct gram_builder *b, const struct gram_text *text, size_
              sizeof((const gram_node[]){__VA_ARGS__}) / sizeof(gram_node))
 
 /* A rule may stand in nodes before it is defined, its own included; one that never is, cannot be
- * met. `label` (borrowed until the builder ends; NULL: none) names it in errors. */
+ * met. `label` (copied; NULL: none) names it in errors. */
 gram_node gram_rule(struct gram_builder *b, const char *label);
 void gram_define(struct gram_builder *b, gram_node rule, gram_node what);
 

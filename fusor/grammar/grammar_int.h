@@ -34,11 +34,14 @@ struct gram_builder {
     struct buf text; /* of literals */
     struct buf set;  /* of struct set */
     struct buf range;
-    struct buf rule;    /* of struct rule */
+    struct buf rule; /* of struct rule */
+    struct arena labels;
     uint32_t *set_slot; /* [2 * GRAM_SETS_MAX] index plus 1, by hash */
     int status;
 };
-#define GRAM_AT(buf, type, i) (((type *)(void *)(buf).data)[i])
+/* Arrays in buffers. */
+#define GRAM_ALL(buf, type) ((type *)(void *)(buf).data)
+#define GRAM_AT(buf, type, i) (GRAM_ALL(buf, type)[i])
 #define GRAM_COUNT(buf, type) ((buf).len / sizeof(type))
 
 /* charset.c: a set as an automaton over bytes. Acyclic: each text of it is one character. Edges of

@@ -96,8 +96,8 @@ static int add_others(struct buf *set, struct gram_range *r, size_t n)
 
 static gram_node set_node(struct parser *x, const struct buf *set)
 {
-    return gram_chars(x->b, &GRAM_AT(*set, struct gram_range, 0),
-                      GRAM_COUNT(*set, struct gram_range), x->how);
+    return gram_chars(x->b, GRAM_ALL(*set, struct gram_range), GRAM_COUNT(*set, struct gram_range),
+                      x->how);
 }
 
 static gram_node char_node(struct parser *x, uint32_t c)
@@ -224,8 +224,7 @@ static int read_set(struct parser *x, gram_node *ret)
     int rc = read_members(x, &in);
 
     if (rc == 0 && others)
-        rc =
-            add_others(&out, &GRAM_AT(in, struct gram_range, 0), GRAM_COUNT(in, struct gram_range));
+        rc = add_others(&out, GRAM_ALL(in, struct gram_range), GRAM_COUNT(in, struct gram_range));
     if (rc == 0) *ret = set_node(x, others ? &out : &in);
     buf_fini(&in);
     buf_fini(&out);
@@ -261,7 +260,7 @@ static int read_group(struct parser *x, gram_node *ret)
         else
             rc = buf_add(&parts, &br->what, sizeof br->what);
     }
-    if (rc == 0) *ret = gram_alt(x->b, &GRAM_AT(parts, gram_node, 0), GRAM_COUNT(parts, gram_node));
+    if (rc == 0) *ret = gram_alt(x->b, GRAM_ALL(parts, gram_node), GRAM_COUNT(parts, gram_node));
     buf_fini(&branches);
     buf_fini(&parts);
     return rc;
@@ -362,8 +361,7 @@ static int read_branch(struct parser *x, struct branch *ret)
         if (rc == 0) rc = buf_add(&parts, &n, sizeof n);
     }
     const size_t n = GRAM_COUNT(parts, gram_node);
-    if (rc == 0)
-        ret->what = n ? gram_seq(x->b, &GRAM_AT(parts, gram_node, 0), n) : gram_str(x->b, "");
+    if (rc == 0) ret->what = n ? gram_seq(x->b, GRAM_ALL(parts, gram_node), n) : gram_str(x->b, "");
     buf_fini(&parts);
     return rc;
 }
@@ -410,7 +408,7 @@ int gram_regex(struct gram_builder *b, const struct gram_regex *r, gram_node *re
         const gram_node n = with_rest(&x, &GRAM_AT(branches, struct branch, i), r->anywhere);
         rc = buf_add(&parts, &n, sizeof n);
     }
-    if (rc == 0) *ret = gram_alt(b, &GRAM_AT(parts, gram_node, 0), GRAM_COUNT(parts, gram_node));
+    if (rc == 0) *ret = gram_alt(b, GRAM_ALL(parts, gram_node), GRAM_COUNT(parts, gram_node));
     buf_fini(&branches);
     buf_fini(&parts);
     return rc == -ENOMEM ? err_set(err, rc, "out of memory") : rc;

@@ -175,7 +175,7 @@ static int gather_items(struct gram_run *r)
 /* In order, each place once. */
 static int sort_items(struct gram_run *r)
 {
-    struct item *it = &GRAM_AT(r->fresh, struct item, 0);
+    struct item *it = GRAM_ALL(r->fresh, struct item);
     const size_t n = GRAM_COUNT(r->fresh, struct item);
     size_t out = 0;
     int rc = 0;
@@ -220,7 +220,7 @@ static size_t states_bytes(const struct gram_run *r)
 
 static int add_state(struct gram_run *r, uint32_t *ret)
 {
-    const struct item *it = &GRAM_AT(r->fresh, struct item, 0);
+    const struct item *it = GRAM_ALL(r->fresh, struct item);
     const uint32_t id = (uint32_t)GRAM_COUNT(r->state, struct state);
     struct state s = {.first = (uint32_t)GRAM_COUNT(r->item, struct item),
                       .n = (uint32_t)GRAM_COUNT(r->fresh, struct item)};
@@ -241,7 +241,7 @@ static int add_state(struct gram_run *r, uint32_t *ret)
 /* The state of the items in `fresh`. */
 static int find_state(struct gram_run *r, uint32_t *ret)
 {
-    const struct item *it = &GRAM_AT(r->fresh, struct item, 0);
+    const struct item *it = GRAM_ALL(r->fresh, struct item);
     const size_t n = GRAM_COUNT(r->fresh, struct item);
     uint64_t at;
     int rc;
@@ -439,7 +439,7 @@ static int move_stacks(struct gram_run *r, struct moved *m)
             GRAM_AT(e, struct stack_entry, i).below =
                 m->to[GRAM_AT(e, struct stack_entry, i).below];
         if (rc == 0)
-            rc = stacks_find(&r->stacks, &GRAM_AT(e, struct stack_entry, 0), s->n, &m->to[id]);
+            rc = stacks_find(&r->stacks, GRAM_ALL(e, struct stack_entry), s->n, &m->to[id]);
     }
     buf_fini(&e);
     return rc;

@@ -138,7 +138,7 @@ int stacks_union(struct stacks *s, stack_id a, stack_id b, stack_id *ret)
         k += y.place <= x.place;
     }
     if (rc == 0)
-        rc = stacks_find(s, &GRAM_AT(out, struct stack_entry, 0),
+        rc = stacks_find(s, GRAM_ALL(out, struct stack_entry),
                          (uint32_t)GRAM_COUNT(out, struct stack_entry), ret);
     if (rc == 0) *memo = (struct stack_union){a, b, *ret};
     buf_fini(&out);

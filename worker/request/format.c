@@ -2,6 +2,7 @@
 #include "fusor/grammar/grammar.h"
 #include "fusor/grammar/regex.h"
 #include "fusor/grammar/run.h"
+#include "fusor/grammar/schema.h"
 #include "worker/request/request.h"
 #include "worker/worker.h"
 
@@ -31,8 +32,8 @@ static int add_format(struct gram_builder *b, const struct api_format *f, gram_n
         return add_choices(b, f->value, ret);
     case API_FORMAT_REGEX:
         return gram_regex(b, &(struct gram_regex){text, len, GRAM_PLAIN, false}, ret, err);
-    case API_FORMAT_OBJECT:
-    case API_FORMAT_SCHEMA:
+    case API_FORMAT_OBJECT: return gram_json_object(b, ret, err);
+    case API_FORMAT_SCHEMA: return gram_schema(b, f->value, ret, err);
     case API_FORMAT_GRAMMAR:
     case API_FORMAT_NONE:
         break;
