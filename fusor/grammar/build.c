@@ -98,6 +98,21 @@ static int range_order(const void *a, const void *b)
     return x->lo < y->lo ? -1 : x->lo > y->lo;
 }
 
+int gram_other_ranges(struct gram_range *r, size_t n, struct buf *out)
+{
+    uint32_t from = 0;
+    int rc = 0;
+
+    if (n > 1) qsort(r, n, sizeof *r, range_order);
+    for (size_t i = 0; i < n && rc == 0; i++) {
+        const struct gram_range gap = {from, r[i].lo - 1};
+        if (r[i].lo > from) rc = buf_add(out, &gap, sizeof gap);
+        if (r[i].hi + 1 > from) from = r[i].hi + 1;
+    }
+    const struct gram_range rest = {from, GRAM_CHAR_MAX};
+    return rc < 0 || from > GRAM_CHAR_MAX ? rc : buf_add(out, &rest, sizeof rest);
+}
+
 /* Ascending, with gaps between, without surrogates. There is room for one more. */
 static size_t tidy_ranges(struct gram_range *r, size_t n)
 {

@@ -2,8 +2,8 @@
 #include "fusor/grammar/dfa.h"
 
 #include "base/fnv.h"
-#include "base/jsonscan.h"
 #include "fusor/grammar/grammar_int.h"
+#include "fusor/text/unicode.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -466,18 +466,15 @@ int dfa_others(const struct dfa *x, struct dfa **ret)
 
 bool dfa_takes(const struct dfa *x, const char *s, size_t len)
 {
-    static const uint8_t mask[] = {0, 0x7F, 0x1F, 0x0F, 0x07};
     uint32_t state = 0;
+    unsigned n;
 
-    for (size_t i = 0, n; i < len; i += n) {
-        n = json_utf8_len(s + i, len - i);
-        if (n == 0) return false;
-        uint32_t c = (uint8_t)s[i] & mask[n], e = first_edge(x, state);
-        for (size_t k = 1; k < n; k++)
-            c = c << 6 | ((uint8_t)s[i + k] & 0x3F);
+    for (size_t i = 0; i < len; i += n) {
+        const uint32_t c = uni_decode((const uint8_t *)s + i, len - i, &n);
+        uint32_t e = first_edge(x, state);
         while (e < first_edge(x, state + 1) && edge_at(x, e)->hi < c)
             e++;
-        if (e >= first_edge(x, state + 1) || edge_at(x, e)->lo > c) return false;
+        if (c == UNI_BAD || e >= first_edge(x, state + 1) || edge_at(x, e)->lo > c) return false;
         state = edge_at(x, e)->to;
     }
     return GRAM_AT(x->ends, bool, state);

@@ -44,6 +44,9 @@ struct gram_builder {
 #define GRAM_AT(buf, type, i) (GRAM_ALL(buf, type)[i])
 #define GRAM_COUNT(buf, type) ((buf).len / sizeof(type))
 
+/* build.c: appends all characters that are in none of the ranges; these are put in order. */
+int gram_other_ranges(struct gram_range *r, size_t n, struct buf *out);
+
 /* charset.c: a set as an automaton over bytes. Acyclic: each text of it is one character. Edges of
  * state s are edge[first[s] .. first[s + 1]), ascending. */
 struct byte_edge {

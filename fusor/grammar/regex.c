@@ -2,10 +2,9 @@
 #include "fusor/grammar/regex.h"
 
 #include "base/buf.h"
-#include "base/jsonscan.h"
 #include "fusor/grammar/grammar_int.h"
+#include "fusor/text/unicode.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 struct parser {
@@ -50,48 +49,20 @@ static bool skip(struct parser *x, const char *s)
 
 static int next_char(struct parser *x, uint32_t *ret)
 {
-    static const uint8_t mask[] = {0, 0x7F, 0x1F, 0x0F, 0x07};
-    const size_t n = x->p < x->end ? json_utf8_len(x->p, (size_t)(x->end - x->p)) : 0;
-    uint32_t c;
+    unsigned len;
 
     if (x->p >= x->end) return no(x, -EINVAL, "the expression ends too early");
-    if (n == 0) return no(x, -EINVAL, "the expression is not UTF-8");
-    c = (uint8_t)x->p[0] & mask[n];
-    for (size_t i = 1; i < n; i++)
-        c = c << 6 | ((uint8_t)x->p[i] & 0x3F);
-    x->p += n;
-    *ret = c;
+    *ret = uni_decode((const uint8_t *)x->p, (size_t)(x->end - x->p), &len);
+    if (*ret == UNI_BAD) return no(x, -EINVAL, "the expression is not UTF-8");
+    x->p += len;
     return 0;
 }
 
 /* ---- sets: lists of ranges ---- */
 
-static int range_order(const void *a, const void *b)
-{
-    const struct gram_range *x = a, *y = b;
-
-    return x->lo < y->lo ? -1 : x->lo > y->lo;
-}
-
 static int add_ranges(struct buf *set, const struct gram_range *r, size_t n)
 {
     return buf_add(set, r, n * sizeof *r);
-}
-
-/* All characters that are in none of the ranges; these are put in order. */
-static int add_others(struct buf *set, struct gram_range *r, size_t n)
-{
-    uint32_t from = 0;
-    int rc = 0;
-
-    if (n > 1) qsort(r, n, sizeof *r, range_order);
-    for (size_t i = 0; i < n && rc == 0; i++) {
-        const struct gram_range gap = {from, r[i].lo - 1};
-        if (r[i].lo > from) rc = add_ranges(set, &gap, 1);
-        if (r[i].hi + 1 > from) from = r[i].hi + 1;
-    }
-    const struct gram_range rest = {from, GRAM_CHAR_MAX};
-    return rc < 0 || from > GRAM_CHAR_MAX ? rc : add_ranges(set, &rest, 1);
 }
 
 static gram_node set_node(struct parser *x, const struct buf *set)
@@ -163,7 +134,7 @@ static int read_escape(struct parser *x, bool in_set, struct buf *set, uint32_t 
         if (c == (uint32_t)classes[i].name)
             rc = add_ranges(set, copy, classes[i].n);
         else if (c + 32 == (uint32_t)classes[i].name)
-            rc = add_others(set, copy, classes[i].n);
+            rc = gram_other_ranges(copy, classes[i].n, set);
         else
             continue;
         return rc < 0 ? rc : 1;
@@ -224,7 +195,8 @@ static int read_set(struct parser *x, gram_node *ret)
     int rc = read_members(x, &in);
 
     if (rc == 0 && others)
-        rc = add_others(&out, GRAM_ALL(in, struct gram_range), GRAM_COUNT(in, struct gram_range));
+        rc = gram_other_ranges(GRAM_ALL(in, struct gram_range), GRAM_COUNT(in, struct gram_range),
+                               &out);
     if (rc == 0) *ret = set_node(x, others ? &out : &in);
     buf_fini(&in);
     buf_fini(&out);
@@ -280,7 +252,7 @@ static int read_atom(struct parser *x, gram_node *ret)
         return no(x, -ENOTSUP, "'^' and '$' are supported at the ends only");
     if (skip(x, ".")) {
         memcpy(ends, line_end, sizeof ends);
-        rc = add_others(&set, ends, N(ends));
+        rc = gram_other_ranges(ends, N(ends), &set);
         if (rc == 0) rc = 1;
     } else if (skip(x, "\\")) {
         rc = read_escape(x, false, &set, &c);

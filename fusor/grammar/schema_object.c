@@ -3,8 +3,8 @@
  * Where the members come to, and how many there were (as far as a bound asks), is a state; each is
  * a rule that ends in the next one, so nothing nests and no part is written twice. */
 #include "base/buf.h"
-#include "base/jsonscan.h"
 #include "fusor/grammar/schema_int.h"
+#include "fusor/text/unicode.h"
 
 #include <string.h>
 
@@ -58,6 +58,26 @@ static int name_meets(struct schema *s, const json_t *o, const char *name, const
     return rc;
 }
 
+/* This name, character by character. */
+static gram_node name_node(struct schema *s, const char *name)
+{
+    struct buf part = BUF_INIT;
+    gram_node whole;
+    unsigned len;
+
+    for (const char *p = name; *p; p += len) {
+        const uint32_t c = uni_decode((const uint8_t *)p, strlen(p), &len);
+        const struct gram_range r = {c, c};
+        const gram_node n = gram_chars(s->b, &r, 1, GRAM_JSON);
+        if (buf_add(&part, &n, sizeof n) < 0) gram_builder_fail(s->b, -ENOMEM);
+    }
+    whole = part.len ? gram_seq(s->b, (const gram_node *)(const void *)part.data,
+                                part.len / sizeof(gram_node))
+                     : gram_str(s->b, "");
+    buf_fini(&part);
+    return whole;
+}
+
 /* Texts of characters that are none of the object's names. */
 static int unnamed_dfa(struct schema *s, const json_t *o, struct dfa **ret)
 {
@@ -69,16 +89,7 @@ static int unnamed_dfa(struct schema *s, const json_t *o, struct dfa **ret)
 
     json_object_foreach(json_object_get(o, "properties"), name, v)
     {
-        gram_node n = gram_str(s->b, "");
-        for (const char *p = name; *p;) { /* character by character */
-            const size_t len = json_utf8_len(p, strlen(p));
-            uint32_t c = (uint8_t)*p & (len == 1 ? 0x7F : len == 2 ? 0x1F : len == 3 ? 0x0F : 7);
-            for (size_t i = 1; i < len; i++)
-                c = c << 6 | ((uint8_t)p[i] & 0x3F);
-            const struct gram_range r = {c, c};
-            n = GRAM_SEQ(s->b, n, gram_chars(s->b, &r, 1, GRAM_JSON));
-            p += len ? len : 1;
-        }
+        const gram_node n = name_node(s, name);
         if (rc == 0) rc = buf_add(&parts, &n, sizeof n);
     }
     if (rc == 0) {

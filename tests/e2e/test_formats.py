@@ -92,6 +92,15 @@ def test_guided():
         check_person(chat(extra_body=body).choices[0])
 
 
+def test_grammar():
+    chess = 'root ::= "1. " move " " move\nmove ::= ([NBRQK] [a-h] | [a-h]) [1-8]\n'
+    for body in ({"grammar": chess}, {"guided_grammar": chess}, {"structured_outputs": {"grammar": chess}}):
+        c = chat(extra_body=body, temperature=1).choices[0]
+        assert re.fullmatch(r"1\. [NBRQK]?[a-h][1-8] [NBRQK]?[a-h][1-8]", c.message.content), c
+    param, message = refused(extra_body={"grammar": "root ::= root \"a\" | \"b\""})
+    assert param == "grammar" and "'root' begins with itself" in message
+
+
 def test_completions():
     r = client().completions.create(model=model, prompt=["Ada was born in", "She lived in"], n=2, max_tokens=20,
                                     temperature=1, extra_body={"guided_choice": [" London.", " Rome."]})

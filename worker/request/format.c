@@ -1,4 +1,5 @@
 /* The form that an answer must have, as a grammar over the model's tokens; on a helper thread. */
+#include "fusor/grammar/gbnf.h"
 #include "fusor/grammar/grammar.h"
 #include "fusor/grammar/regex.h"
 #include "fusor/grammar/run.h"
@@ -32,13 +33,16 @@ static int add_format(struct gram_builder *b, const struct api_format *f, gram_n
         return add_choices(b, f->value, ret);
     case API_FORMAT_REGEX:
         return gram_regex(b, &(struct gram_regex){text, len, GRAM_PLAIN, false}, ret, err);
-    case API_FORMAT_OBJECT: return gram_json_object(b, ret, err);
-    case API_FORMAT_SCHEMA: return gram_schema(b, f->value, ret, err);
+    case API_FORMAT_OBJECT:
+        return gram_json_object(b, ret, err);
+    case API_FORMAT_SCHEMA:
+        return gram_schema(b, f->value, ret, err);
     case API_FORMAT_GRAMMAR:
+        return gram_gbnf(b, text, len, ret, err);
     case API_FORMAT_NONE:
         break;
     }
-    return err_set(err, -ENOTSUP, "it is not supported with this model");
+    return -EINVAL;
 }
 
 static int compile(const struct worker *w, const struct api_format *f, struct gram **ret,

@@ -7,6 +7,7 @@
 #include "base/assert.h"
 #include "base/buf.h"
 #include "base/clock.h"
+#include "fusor/grammar/gbnf.h"
 #include "fusor/grammar/grammar.h"
 #include "fusor/grammar/regex.h"
 #include "fusor/grammar/schema.h"
@@ -89,6 +90,7 @@ static json_t *made_of(const struct gram *g, const json_t *q, json_t *answer)
 static int compile(const json_t *q, struct gram_vocab *v, struct gram **ret, struct err *err)
 {
     const json_t *schema = json_object_get(q, "schema"), *re = json_object_get(q, "regex");
+    const json_t *gbnf = json_object_get(q, "grammar");
     struct gram_builder *b = NULL;
     gram_node n = GRAM_NONE;
     int rc = gram_builder_create(&b);
@@ -99,6 +101,8 @@ static int compile(const json_t *q, struct gram_vocab *v, struct gram **ret, str
             b,
             &(struct gram_regex){json_string_value(re), json_string_length(re), GRAM_PLAIN, false},
             &n, err);
+    if (rc == 0 && gbnf)
+        rc = gram_gbnf(b, json_string_value(gbnf), json_string_length(gbnf), &n, err);
     if (rc == 0) rc = gram_compile(b, n, v, ret, err);
     gram_builder_destroy(b);
     return rc;

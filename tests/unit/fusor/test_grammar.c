@@ -2,6 +2,7 @@
 #include "fusor/grammar/grammar.h"
 
 #include "base/mem.h"
+#include "fusor/grammar/gbnf.h"
 #include "fusor/grammar/regex.h"
 #include "tests/test.h"
 #include "tests/unit/fusor/grammar_kit.h"
@@ -307,6 +308,89 @@ TEST(expressions_are_refused_by_name)
     gram_node n = GRAM_NONE;
     struct err err;
     ASSERT_ERR(gram_regex(b, &r, &n, &err), -ERANGE);
+    gram_builder_destroy(b);
+}
+
+static struct gram *gbnf(const char *text, struct gram_vocab *v)
+{
+    struct gram_builder *b = builder();
+    gram_node n = GRAM_NONE;
+    struct err err = {0};
+
+    if (gram_gbnf(b, text, strlen(text), &n, &err) < 0)
+        test_fail(__FILE__, __LINE__, "%s: %s", text, err.msg);
+    return compile(b, n, v);
+}
+
+TEST(grammars_in_llama_cpps_notation)
+{
+    static const struct {
+        const char *text;
+        struct verdict v[8];
+    } cases[] = {
+        {"root ::= \"a\" | b-2 # one\nb-2 ::= \"b\"* \"c\"\n",
+         {{"a", 1}, {"bbc", 1}, {"c", 1}, {"b", 0}, {"ab", -1}}},
+        {"# first\n\nroot ::= (\"x\" |\n  \"y\" # within\n  [0-9]{2}\n)+ \n",
+         {{"x", 1}, {"y12", 1}, {"y1", 0}, {"xy12x", 1}, {"yx", -1}}},
+        {"item ::= [a-c\\]^] [^a-c\\n] .\nroot ::=\n  item",
+         {{"ad\n", 1}, {"]zz", 1}, {"^d\xE2\x82\xAC", 1}, {"ab", -1}, {"a\n", -1}}},
+        {"root ::= \"\\x41\\u00e9\\U0001F600\\\"\\n\" \"\"",
+         {{"A\xC3\xA9\xF0\x9F\x98\x80\"\n", 1}, {"A\n", -1}}},
+        {"root ::= (\"a\"{2} \"b\"{1,} \"c\"{,2}){1,2}\r\n",
+         {{"aab", 1}, {"aabbcc", 1}, {"aabccc", -1}, {"aabcaab", 1}, {"a", 0}}},
+        {"root ::= \"(\" root \")\" | ", {{"", 1}, {"(())", 1}, {"(()", 0}, {")", -1}}},
+    };
+    struct gram_vocab *v = kit_vocab(NULL);
+
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct gram *g = gbnf(cases[i].text, v);
+        judge_all(g, cases[i].v, cases[i].text);
+        gram_destroy(g);
+    }
+    gram_vocab_destroy(v);
+}
+
+TEST(grammars_are_refused_with_the_line)
+{
+    static const struct {
+        const char *text;
+        int code;
+        const char *why;
+    } cases[] = {
+        {"", -EINVAL, "no rule 'root'"},
+        {"root ::= a\n", -EINVAL, "'a' is not defined (line 1)"},
+        {"root ::= \"a\"\n\nroot ::= \"b\"", -EINVAL, "there already (line 3)"},
+        {"root = \"a\"", -EINVAL, "'::='"},
+        {"root ::= \"a\n", -EINVAL, "ends too early (line 1)"},
+        {"root ::= [b-a]", -EINVAL, "no order"},
+        {"root ::= (\"a\"", -EINVAL, "a ')' is missing"},
+        {"root ::= \"a\" )", -EINVAL, "has no '('"},
+        {"root ::= \"\\q\"", -EINVAL, "escape"},
+        {"root ::= \"\\x4\"", -EINVAL, "hexadecimal"},
+        {"root ::= \"\\UFFFFFFFF\"", -EINVAL, "no character"},
+        {"root ::= \"a\"{2,1}", -EINVAL, "{m,n}"},
+        {"root ::= \"a\"{x}", -EINVAL, "{m,n}"},
+        {"root ::= <[12]>", -ENOTSUP, "tokens"},
+        {"root ::= *", -EINVAL, "no literal"},
+        {"root ::= \"\xFF\"", -EINVAL, "UTF-8"},
+        {"?", -EINVAL, "a name is missing"},
+    };
+
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct gram_builder *b = builder();
+        gram_node n = GRAM_NONE;
+        struct err err = {0};
+        const int rc = gram_gbnf(b, cases[i].text, strlen(cases[i].text), &n, &err);
+        if (rc != cases[i].code || !strstr(err.msg, cases[i].why))
+            test_fail(__FILE__, __LINE__, "%s: %d '%s'", cases[i].text, rc, err.msg);
+        gram_builder_destroy(b);
+    }
+    char deep[200] = "root ::= ";
+    memset(deep + 9, '(', 190);
+    struct gram_builder *b = builder();
+    gram_node n = GRAM_NONE;
+    struct err err;
+    ASSERT_ERR(gram_gbnf(b, deep, 199, &n, &err), -ERANGE);
     gram_builder_destroy(b);
 }
 
