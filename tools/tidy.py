@@ -26,8 +26,10 @@ LAYERS = {
     "tiers": {"base", "base/redis", "kernels"},
     "fusor/model": {"base", "kernels"},
     "fusor/text": {"base", "kernels", "fusor/model"},
+    "fusor/grammar": {"base", "fusor/text"},
     "fusor": {"base", "kernels", "fusor/model", "fusor/text", "policy/strategy.h"},
-    "worker": {"base", "base/net", "base/redis", "kernels", "tiers", "policy", "segment", "fusor", "fusor/model", "fusor/text"},
+    "worker": {"base", "base/net", "base/redis", "kernels", "tiers", "policy", "segment", "fusor", "fusor/model", "fusor/text",
+               "fusor/grammar"},
     "gateway": {"base", "base/net", "base/redis", "policy", "segment", "worker/opts_table.h"},  # what `worker:` may hold
     "tools/ctl": {"base", "base/net"},
     "tools/bench": {"base", "base/net", "base/redis", "kernels", "tiers", "policy", "segment", "fusor", "fusor/model", "fusor/text",

@@ -15,7 +15,7 @@ PUBLIC = ("kernels/kn.h", "tiers/tier.h")  # one table of operations each: as lo
 # Libraries of a room, as its neighbours name them in `dependencies:`.
 LIBRARY = {"net_dep": "base/net", "redis_dep": "base/redis", "base_dep": "base", "policy_dep": "policy",
            "segment_dep": "segment", "codes_dep": "kernels", "kernels_dep": "kernels", "gpu_dep": "kernels",
-           "module_dep": "kernels", "tiers_dep": "tiers", "model_dep": "fusor/model", "text_dep": "fusor/text",
+           "module_dep": "kernels", "tiers_dep": "tiers", "model_dep": "fusor/model", "text_dep": "fusor/text", "grammar_dep": "fusor/grammar",
            "fusor_core_dep": "fusor", "fusor_dep": "fusor", "records_dep": "worker", "control_dep": "worker",
            "worker_dep": "worker", "worker_table_dep": "worker", "gateway_dep": "gateway", "gpu_host_dep": "tests/doubles", "fault_dep": "tests/doubles"}
 FUNCTION = re.compile(r"^(?!static\b|typedef\b|#)[a-z][\w \t*]*?\b(\w+)\s*\(([^;{}]*)\)\n\{", re.M)

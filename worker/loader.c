@@ -97,6 +97,8 @@ static int open_text(struct worker *w, struct err *err)
     int rc = tok_open(w->model, &w->tok, err);
 
     if (rc < 0) return rc;
+    rc = gram_vocab_of(w->tok, model_config(w->model)->V, &w->vocab);
+    if (rc < 0) return err_set(err, rc, "the vocabulary does not fit into memory");
     rc = chat_open(tok_chat_template(w->tok), w->o.chat_template, &w->chat, &ce);
     if (rc < 0 && w->o.chat_template) {
         *err = ce;

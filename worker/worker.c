@@ -287,6 +287,7 @@ void wk_destroy(struct worker *w)
     gpu_close(w->tiers.gpu);
     fus_core_destroy(w->core);
     chat_close(w->chat);
+    gram_vocab_destroy(w->vocab);
     tok_close(w->tok);
     model_close(w->model);
     seg_learner_free(w->segmenter.learner);

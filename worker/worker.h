@@ -14,6 +14,7 @@
 #include "base/net/http.h"
 #include "fusor/core/engine.h"
 #include "fusor/core/profile.h"
+#include "fusor/grammar/vocab.h"
 #include "fusor/text/chat.h"
 #include "fusor/text/tok.h"
 #include "segment/segment.h"
@@ -74,6 +75,7 @@ struct worker {
     /* loaded once, immutable after WK_READY */
     struct model *model;
     struct tok *tok;
+    struct gram_vocab *vocab; /* of the tokenizer */
     struct chat *chat; /* NULL: the file has no template; chat routes answer 400 */
     char chat_error[240];
     struct fus_profile profile;

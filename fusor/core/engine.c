@@ -194,8 +194,11 @@ static bool wants_logits(const struct fus_job *j, const struct choice *c)
 static int pick_token(struct fus_job *j, struct choice *c, float *logits, struct fus_picked *ret)
 {
     const struct fus_request_ops *ops = j->req.ops;
-    if (ops->on_logits) ops->on_logits(j->req.ctx, (unsigned)(c - j->choice), logits);
-    return fus_sampler_pick(c->sampler, logits, j->banned, n_banned_now(j, c), ret);
+    struct fus_chances chances = {.banned = j->banned, .n_banned = n_banned_now(j, c)};
+    int r = 0;
+    if (ops->on_logits)
+        r = ops->on_logits(j->req.ctx, (unsigned)(c - j->choice), logits, &chances.allowed);
+    return r < 0 ? r : fus_sampler_pick(c->sampler, logits, &chances, ret);
 }
 
 /* Deliver a token: one sampled from logits, or (NULL) that which was drawn. 0 or <0; *ret_last is
@@ -211,6 +214,7 @@ static int take_token(struct fus_engine *e, struct fus_job *j, struct choice *c,
     fus_sampler_see(c->sampler, c->last, false);
     t.end = ends_choice(j, c->last);
     const int stop = j->req.ops->on_token ? j->req.ops->on_token(j->req.ctx, &t) : 0;
+    if (stop < 0) return stop;
     if (!t.end && stop != 1 && c->n_new < j->req.max_new) return 0;
     *ret_last = t.end || stop == 1 ? FUS_STOP : FUS_LENGTH;
     end_choice(e, j, c, *ret_last);

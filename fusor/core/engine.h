@@ -63,14 +63,17 @@ struct fus_request_ops { /* engine thread */
      * a negative errno fails the request, and the caller keeps what it looked up. May be NULL. */
     int (*on_plan)(void *ctx, struct fus_plan *plan);
     void (*on_first)(void *ctx, const struct fus_report *r, const struct fus_times *ms);
-    /* 0 go on, 1 stop this choice (the caller saw a stop string). */
+    /* 0 go on, 1 stop this choice (the caller saw a stop string, or the end of what it wants), a
+     * negative errno fails the request. */
     int (*on_token)(void *ctx, const struct fus_event_token *t);
     void (*on_choice)(void *ctx, unsigned choice, enum fus_finish f); /* that choice ended */
     void (*on_done)(void *ctx, const struct fus_event_done *d);
-    /* Logits [V] that a token of this choice is about to be drawn from, as the model gave them. May
-     * be NULL. looks(): whether it will look at the next ones, so that others need not be brought
-     * to the host; NULL: at all of them. */
-    void (*on_logits)(void *ctx, unsigned choice, const float *logits);
+    /* Logits [V] that a token of this choice is about to be drawn from, as the model gave them; the
+     * caller says which ids may be (one bit each [V], in words, until the next call; untouched:
+     * all). A negative errno fails the request. May be NULL. looks(): whether it wants to be asked
+     * about the next ones, so that others need not be brought to the host; NULL: about all of them.
+     */
+    int (*on_logits)(void *ctx, unsigned choice, const float *logits, const uint64_t **ret_allowed);
     bool (*looks)(void *ctx, unsigned choice);
     /* Is a chunk of it about to be built urgently? Then it starts behind such builds, as long as
      * they get on, and on_plan finds what they made. May be NULL. */

@@ -120,12 +120,26 @@ struct kn_draw fus_sampler_draw(struct fus_sampler *s)
     return kn_draw_of(p->temperature, p->top_k, p->top_p, p->min_p, rng_next(&s->rng));
 }
 
-static void adjust(struct fus_sampler *s, float *logits, const int32_t *banned, size_t n_banned)
+/* Most words of a set are all or nothing. */
+static void keep_allowed(float *logits, size_t n, const uint64_t *allowed)
+{
+    for (size_t w = 0; w * 64 < n; w++) {
+        const size_t end = n - w * 64 < 64 ? n - w * 64 : 64;
+        float *l = logits + w * 64;
+        if (allowed[w] == UINT64_MAX) continue;
+        for (size_t i = 0; i < end; i++)
+            l[i] = allowed[w] >> i & 1 ? l[i] : -INFINITY;
+    }
+}
+
+static void adjust(struct fus_sampler *s, float *logits, const struct fus_chances *c)
 {
     for (size_t i = 0; i < s->n_edit; i++)
         logits[s->edit[i].id] = draw_edited(logits[s->edit[i].id], &s->edit[i]);
-    for (size_t i = 0; i < n_banned; i++)
-        if (banned[i] >= 0 && (size_t)banned[i] < s->n_vocab) logits[banned[i]] = -INFINITY;
+    for (size_t i = 0; i < c->n_banned; i++)
+        if (c->banned[i] >= 0 && (size_t)c->banned[i] < s->n_vocab)
+            logits[c->banned[i]] = -INFINITY;
+    if (c->allowed) keep_allowed(logits, s->n_vocab, c->allowed);
 }
 
 /* ---- choosing ---- */
@@ -161,17 +175,17 @@ static int report_top(const struct fus_sampler *s, const float *logits, double l
             ret->top_id[at] = ret->top_id[at - 1];
         ret->top_id[at] = id;
     }
-    for (int i = 0; i < n; i++)
-        ret->top_logprob[i] = (float)((double)logits[ret->top_id[i]] - lse);
-    ret->n_top = n;
+    ret->n_top = 0; /* those that have no chance are not among them */
+    for (; ret->n_top < n && logits[ret->top_id[ret->n_top]] > -INFINITY; ret->n_top++)
+        ret->top_logprob[ret->n_top] = (float)((double)logits[ret->top_id[ret->n_top]] - lse);
     return 0;
 }
 
-int fus_sampler_pick(struct fus_sampler *s, float *logits, const int32_t *banned, size_t n_banned,
+int fus_sampler_pick(struct fus_sampler *s, float *logits, const struct fus_chances *c,
                      struct fus_picked *ret)
 {
     const size_t V = s->n_vocab;
-    adjust(s, logits, banned, n_banned);
+    adjust(s, logits, c);
     const struct kn_draw how = fus_sampler_draw(s);
     const int32_t id = kn_draw_row(logits, V, &how, s->room);
     if (id < 0) return -EBADMSG; /* no token has a chance */

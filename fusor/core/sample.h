@@ -1,10 +1,10 @@
 /* sample: from logits to a token: penalties, bias, temperature, top-k, top-p, min-p, seed.
  *
- * Order: logit_bias, repetition/presence/frequency penalties, then temperature, top-k, top-p of
- * what that leaves, min-p; temperature 0 is greedy (ties to the lower id). Logprobs are of the
- * distribution before temperature and truncation (as OpenAI reports them). The choice itself is
- * kernels/draw.h's: deterministic for a seed, and the same whether a token is picked here or drawn
- * where its logits are (kn_draw()). One sampler per choice. Thread: one at a time. */
+ * Order: logit_bias, repetition/presence/frequency penalties, what has no chance, then temperature,
+ * top-k, top-p of what that leaves, min-p; temperature 0 is greedy (ties to the lower id). Logprobs
+ * are of the distribution before temperature and truncation (as OpenAI reports them). The choice
+ * itself is kernels/draw.h's: deterministic for a seed, and the same whether a token is picked here
+ * or drawn where its logits are (kn_draw()). One sampler per choice. Thread: one at a time. */
 #ifndef FUSOR_CORE_SAMPLE_H
 #define FUSOR_CORE_SAMPLE_H
 
@@ -46,8 +46,13 @@ bool fus_sampler_looks(const struct fus_sampler *s);
  * same choice. Each draw is good for one token, edits until the next see(). */
 struct kn_draw fus_sampler_draw(struct fus_sampler *s);
 const struct kn_edit *fus_sampler_edits(const struct fus_sampler *s, size_t *ret_n);
-/* logits [n_vocab] are overwritten; `banned` (may be NULL) ids get no chance (min_tokens: EOS). */
-int fus_sampler_pick(struct fus_sampler *s, float *logits, const int32_t *banned, size_t n_banned,
+struct fus_chances { /* which ids have one; zero: all */
+    const int32_t *banned; /* [n_banned] have none (min_tokens: EOS) */
+    size_t n_banned;
+    const uint64_t *allowed; /* one bit each [n_vocab], in words; NULL: all */
+};
+/* logits [n_vocab] are overwritten. -EBADMSG: no id has a chance. */
+int fus_sampler_pick(struct fus_sampler *s, float *logits, const struct fus_chances *c,
                      struct fus_picked *ret);
 
 /* KL(p || q) in nats of the softmax of two rows of n logits; NAN when one is no number. ret_agree:

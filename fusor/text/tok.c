@@ -220,6 +220,11 @@ bool tok_is_special(const struct tok *t, int32_t id)
     return in_vocab(t, id) && (t->e[id].type == TOK_T_CONTROL || t->e[id].type == TOK_T_UNKNOWN);
 }
 
+bool tok_drops_space(const struct tok *t)
+{
+    return t->kind == TOK_SPM && t->prefix != TOK_PREFIX_NONE;
+}
+
 int tok_bytes(const struct tok *t, int32_t id, bool show_special, const char **ret, size_t *ret_len)
 {
     if (!in_vocab(t, id)) return -EINVAL;
@@ -286,8 +291,7 @@ int tok_stream_push(const struct tok *t, struct tok_stream *s, int32_t id, struc
     size_t len;
     int r = tok_bytes(t, id, false, &p, &len);
     if (r < 0 || len == 0) return r;
-    const bool has_dummy_space = t->kind == TOK_SPM && t->prefix != TOK_PREFIX_NONE;
-    if (!s->started && has_dummy_space && p[0] == ' ') {
+    if (!s->started && tok_drops_space(t) && p[0] == ' ') {
         p++;
         len--;
     }

@@ -42,6 +42,8 @@ int32_t tok_bos(const struct tok *t); /* -1 = none */
 int32_t tok_eos(const struct tok *t);
 bool tok_is_eog(const struct tok *t, int32_t id); /* ends a turn or text: eos, eot, im_end … */
 bool tok_is_special(const struct tok *t, int32_t id);
+/* A space that the first token of a text begins with stands for none (tok_stream_push()). */
+bool tok_drops_space(const struct tok *t);
 /* The raw bytes a token stands for (not always whole characters); specials give their name only
  * when show_special. Borrowed; *ret_len 0 possible. -EINVAL for an id out of range. */
 int tok_bytes(const struct tok *t, int32_t id, bool show_special, const char **ret,

@@ -69,6 +69,20 @@ struct api_settings {
     struct api_range *range;
     size_t n_range;
 };
+enum api_format_kind {
+    API_FORMAT_NONE,
+    API_FORMAT_OBJECT, /* any JSON object */
+    API_FORMAT_SCHEMA, /* value: a JSON schema, an object or a boolean */
+    API_FORMAT_REGEX,  /* value: a string */
+    API_FORMAT_CHOICE, /* value: an array of strings */
+    API_FORMAT_GRAMMAR /* value: a string */
+};
+struct api_format { /* that the answer must have */
+    enum api_format_kind kind;
+    const json_t *value;
+    const char *field; /* where it was asked for */
+    json_t *own;       /* a schema that came as a string */
+};
 struct api_req {
     struct arena arena;
     json_t *root;
@@ -93,6 +107,7 @@ struct api_req {
     size_t *stop_len;
     size_t n_stop;
     struct api_ids stop_ids;
+    struct api_format format;
 };
 struct api_limits {
     size_t n_vocab; /* bound of token ids */
@@ -113,5 +128,6 @@ bool api_string(const json_t *v, const char **ret, size_t *ret_len); /* false: i
 int api_parse_messages(struct api_req *r, struct api_err *e);
 int api_parse_documents(struct api_req *r, struct api_err *e);
 int api_parse_kvblend(struct api_req *r, struct api_err *e);
+int api_parse_format(struct api_req *r, struct api_err *e);
 
 #endif

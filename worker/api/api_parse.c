@@ -157,16 +157,12 @@ static int refuse_unsupported(const struct api_req *r, struct api_err *e)
                                         "audio",
                                         "prediction",
                                         "web_search_options",
-                                        "guided_json",
-                                        "guided_regex",
-                                        "guided_choice",
-                                        "guided_grammar",
                                         "chat_template",
                                         "suffix",
-                                        "structured_outputs",
                                         "prompt_embeds",
                                         "use_beam_search",
                                         "prompt_logprobs",
+                                        "guided_whitespace_pattern",
                                         "truncate_prompt_tokens"};
     const json_t *v, *tc;
 
@@ -177,9 +173,6 @@ static int refuse_unsupported(const struct api_req *r, struct api_err *e)
     tc = json_object_get(r->root, "tool_choice");
     if (is_set(v) && !is_text(tc, "none"))
         return unsupported(e, "tools", "is not supported with this model");
-    v = api_field(r->root, "response_format");
-    if (is_set(v) && !is_text(json_object_get(v, "type"), "text"))
-        return unsupported(e, "response_format", "supports the type 'text' only");
     v = json_object_get(r->root, "modalities");
     for (size_t i = 0; i < json_array_size(v); i++)
         if (!is_text(json_array_get(v, i), "text"))
@@ -425,12 +418,14 @@ int api_parse(const char *body, size_t len, bool chat, const struct api_limits *
     if ((rc = parse_stop(out, api_field(out->root, "stop"), e)) < 0) return rc;
     if ((rc = parse_bias(out, api_field(out->root, "logit_bias"), lim, e)) < 0) return rc;
     if ((rc = parse_stop_ids(out, lim, e)) < 0) return rc;
+    if ((rc = api_parse_format(out, e)) < 0) return rc;
     return parse_content(out, lim, e);
 }
 
 void api_req_fini(struct api_req *r)
 {
     arena_fini(&r->arena);
-    if (r->root) json_decref(r->root);
-    r->root = NULL;
+    json_decref(r->root);
+    json_decref(r->format.own);
+    r->root = r->format.own = NULL;
 }

@@ -27,6 +27,7 @@ static void gen_fini(struct wk_task *t)
         wk_prompt_fini(&p->p);
     }
     mem_free(g->prompt);
+    wk_format_close(&g->format);
     api_req_fini(&g->req);
     t->w->requests.n_gens--;
     wk_metric_add(WK_ACTIVE, -1);
@@ -77,6 +78,8 @@ static int prepare_all(struct wk_task *t)
         return api_err_set(&t->e, API_ARRAY_TOO_LONG, "prompt",
                            "Too many choices: %zu prompts times n = %u.", n, g->req.n);
     if ((rc = wk_settings(t->w, &g->req, &t->hints, &t->e)) < 0) return rc;
+    rc = wk_format_open(t->w, &g->req.format, (unsigned)n * g->req.n, &g->format, &t->e);
+    if (rc < 0) return rc;
     g->prompt = mem_zalloc(n * sizeof *g->prompt);
     if (!g->prompt) return -ENOMEM;
     for (size_t i = 0; i < n; i++) {

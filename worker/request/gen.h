@@ -51,6 +51,7 @@ struct gen {
     uint64_t start_ns;
     /* after the helper */
     struct api_req req;
+    struct wk_format format; /* its texts: prompt * n + choice; then the engine's */
     struct gen_prompt *prompt;
     size_t n_prompt;
     /* loop */

@@ -4,6 +4,7 @@
  * later. The loop is woken through the mail; a request that is already on it is not queued twice.
  */
 #include "base/clock.h"
+#include "fusor/grammar/run.h"
 #include "policy/order.h"
 #include "worker/admin/metrics.h"
 #include "worker/quality/guard.h"
@@ -36,18 +37,31 @@ static int on_plan(void *ctx, struct fus_plan *plan)
     return rc;
 }
 
+static bool is_judged(const struct gen_prompt *p, unsigned choice)
+{
+    return p->shadow && choice == 0;
+}
+
 static bool looks(void *ctx, unsigned choice)
 {
     const struct gen_prompt *p = ctx;
 
-    return p->shadow && choice == 0;
+    return is_judged(p, choice) || p->g->format.run;
 }
 
-static void on_logits(void *ctx, unsigned choice, const float *logits)
+/* The choice's text in the format. */
+static unsigned text_of(const struct gen_prompt *p, unsigned choice)
+{
+    return p->p.index * p->g->req.n + choice;
+}
+
+static int on_logits(void *ctx, unsigned choice, const float *logits, const uint64_t **ret_allowed)
 {
     const struct gen_prompt *p = ctx;
 
-    if (looks(ctx, choice)) wk_guard_logits(p->shadow, logits);
+    if (is_judged(p, choice)) wk_guard_logits(p->shadow, logits);
+    if (!p->g->format.run) return 0;
+    return gram_run_allowed(p->g->format.run, text_of(p, choice), ret_allowed);
 }
 
 static bool waits(void *ctx)
@@ -134,6 +148,8 @@ static int on_token(void *ctx, const struct fus_event_token *t)
     if (!t->end) stop = take_text(g, c, t);
     wake(g);
     pthread_mutex_unlock(&g->m);
+    if (g->format.run && !t->end && !stop)
+        stop = gram_run_take(g->format.run, text_of(p, t->choice), t->picked.id);
     return stop;
 }
 

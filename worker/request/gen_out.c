@@ -45,6 +45,11 @@ static void api_err_of(const struct gen *g, int status, struct api_err *e)
         (void)api_err_set(e, API_CONTEXT_EXCEEDED, NULL,
                           "The prompt does not fit this model's context of %u tokens.",
                           g->t.w->ctx_max);
+    else if (status == -E2BIG)
+        (void)api_err_set(e, API_INVALID_VALUE, g->req.format.field,
+                          "Invalid '%s': it is too ambiguous: there are too many ways to read what "
+                          "was answered so far.",
+                          g->req.format.field);
     else if (status == -ENOMEM)
         (void)api_err_set(e, API_OUT_OF_MEMORY, NULL,
                           "The request needs more KV memory than this worker has free; lower "

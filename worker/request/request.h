@@ -9,6 +9,8 @@
 #include "worker/call.h"
 #include "worker/reuse/prompt.h"
 
+struct gram;
+struct gram_run;
 struct seg_whys;
 /* ---- prep.c; any thread ---- */
 struct wk_prepare { /* of a parsed request */
@@ -37,6 +39,16 @@ uint32_t wk_map_range(const struct tok_ids *ids, size_t begin, size_t end, uint3
 /* Token ids a text will have inside a prompt: between line breaks. mem_free() the result. */
 int wk_encode_chunk(const struct worker *w, const char *text, size_t len, int32_t **ret,
                     uint32_t *ret_n);
+
+/* ---- format.c; any thread ---- */
+struct wk_format {
+    struct gram *gram; /* NULL: the answer may be any text */
+    struct gram_run *run;
+};
+/* What n_texts answers must be; what cannot be is refused by the field's name. */
+int wk_format_open(const struct worker *w, const struct api_format *f, unsigned n_texts,
+                   struct wk_format *ret, struct api_err *e);
+void wk_format_close(struct wk_format *f);
 
 /* ---- gen.c ---- */
 void wk_gen_post(struct worker *w, struct wk_call *c, const char *rest);

@@ -900,11 +900,12 @@ struct shown {
     float sum;
 };
 
-static void on_logits(void *ctx, unsigned choice, const float *logits)
+static int on_logits(void *ctx, unsigned choice, const float *logits, const uint64_t **ret)
 {
     struct shown *s = ctx;
     s->n_late += s->n[choice]++ != s->c.n_out[choice]; /* on_token counts those */
     s->sum += logits[0];
+    return 0;
 }
 
 TEST(logits_are_shown_before_each_token)

@@ -7,6 +7,7 @@
 #include <errno.h>
 
 enum { V = 1000 };
+static const struct fus_chances all;
 
 static struct fus_sampling defaults(void)
 {
@@ -25,7 +26,7 @@ static int32_t pick(struct fus_sampler *s, const float *logits, size_t n)
     float copy[V];
     struct fus_picked got;
     memcpy(copy, logits, n * sizeof(*copy));
-    ASSERT_OK(fus_sampler_pick(s, copy, NULL, 0, &got));
+    ASSERT_OK(fus_sampler_pick(s, copy, &all, &got));
     return got.id;
 }
 
@@ -56,9 +57,35 @@ TEST(bias_and_bans_come_first)
     float l[5] = {1, 3, 2, 3, -1};
     ASSERT_EQ(pick(s, l, 5), 4);
     const int32_t banned[] = {4, 1, 77, -1};
+    const struct fus_chances c = {.banned = banned, .n_banned = 4};
     struct fus_picked got;
-    ASSERT_OK(fus_sampler_pick(s, l, banned, 4, &got));
+    ASSERT_OK(fus_sampler_pick(s, l, &c, &got));
     ASSERT_EQ(got.id, 3);
+    fus_sampler_destroy(s);
+}
+
+/* Also of the last word, which has room for more ids than there are. */
+TEST(only_what_is_allowed_has_a_chance)
+{
+    struct fus_sampling p = defaults();
+    p.n_logprobs = 5;
+    struct fus_sampler *s = make(&p, 70);
+    const uint64_t allowed[] = {1u << 3, 1u << 5};
+    const struct fus_chances c = {.allowed = allowed};
+    struct fus_picked got;
+    int n[70] = {0};
+    for (int i = 0; i < 200; i++) {
+        float l[70] = {[7] = 50, [3] = 1, [69] = 1};
+        ASSERT_OK(fus_sampler_pick(s, l, &c, &got));
+        n[got.id]++;
+        ASSERT_EQ(got.n_top, 2); /* and no more: the others' probability is nought */
+        ASSERT_NEAR(got.logprob, logf(0.5f), 1e-5);
+    }
+    ASSERT_EQ(n[3] + n[69], 200);
+    ASSERT_TRUE(n[3] > 60 && n[69] > 60);
+    const uint64_t nothing[2] = {0};
+    float l[70] = {1};
+    ASSERT_ERR(fus_sampler_pick(s, l, &(struct fus_chances){.allowed = nothing}, &got), -EBADMSG);
     fus_sampler_destroy(s);
 }
 
@@ -194,7 +221,7 @@ TEST(logprobs_are_of_the_untruncated_distribution)
     struct fus_sampler *s = make(&p, V);
     struct fus_picked got;
     memcpy(copy, l, sizeof(l));
-    ASSERT_OK(fus_sampler_pick(s, copy, NULL, 0, &got));
+    ASSERT_OK(fus_sampler_pick(s, copy, &all, &got));
     double sum = 0;
     for (size_t i = 0; i < V; i++)
         sum += exp((double)l[i]);
@@ -222,7 +249,7 @@ TEST(logprob_is_the_drawn_tokens)
     for (int i = 0; i < 50; i++) {
         struct fus_picked got;
         memcpy(copy, l, sizeof(l));
-        ASSERT_OK(fus_sampler_pick(s, copy, NULL, 0, &got));
+        ASSERT_OK(fus_sampler_pick(s, copy, &all, &got));
         ASSERT_NEAR(got.logprob, (double)l[got.id] - log(sum), 1e-4);
         ASSERT_NEAR(got.top_logprob[0], (double)l[got.top_id[0]] - log(sum), 1e-4);
         n_other += got.id != got.top_id[0];
@@ -252,9 +279,9 @@ TEST(bad_settings_and_logits_are_refused)
     s = make(&p, 3);
     float l[3] = {NAN, NAN, -INFINITY};
     struct fus_picked got;
-    ASSERT_ERR(fus_sampler_pick(s, l, NULL, 0, &got), -EBADMSG);
+    ASSERT_ERR(fus_sampler_pick(s, l, &all, &got), -EBADMSG);
     float m[3] = {NAN, 1, -INFINITY};
-    ASSERT_OK(fus_sampler_pick(s, m, NULL, 0, &got));
+    ASSERT_OK(fus_sampler_pick(s, m, &all, &got));
     ASSERT_EQ(got.id, 1);
     fus_sampler_destroy(s);
 }

@@ -57,8 +57,25 @@ TEST(refusals_name_field_and_code)
          "stream_options", 400},
         {true, "{\"tools\":[{\"type\":\"function\"}]," MSG "}", "unsupported_parameter", "tools",
          400},
-        {true, "{\"response_format\":{\"type\":\"json_object\"}," MSG "}", "unsupported_parameter",
-         "response_format", 400},
+        {true, "{\"response_format\":{\"type\":\"grammar\"}," MSG "}", "unsupported_parameter",
+         "response_format.type", 400},
+        {true, "{\"response_format\":{}," MSG "}", "missing_required_parameter",
+         "response_format.type", 400},
+        {true, "{\"response_format\":\"json\"," MSG "}", "invalid_type", "response_format", 400},
+        {true, "{\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{}}," MSG "}",
+         "missing_required_parameter", "response_format.json_schema.schema", 400},
+        {true, "{\"guided_json\":7," MSG "}", "invalid_type", "guided_json", 400},
+        {true, "{\"guided_json\":\"{\\\"a\\\"\"," MSG "}", "invalid_value", "guided_json", 400},
+        {true, "{\"guided_regex\":[\"a\"]," MSG "}", "invalid_type", "guided_regex", 400},
+        {true, "{\"guided_choice\":[]," MSG "}", "empty_array", "guided_choice", 400},
+        {true, "{\"guided_choice\":[1]," MSG "}", "invalid_type", "guided_choice", 400},
+        {true, "{\"grammar\":{}," MSG "}", "invalid_type", "grammar", 400},
+        {true, "{\"structured_outputs\":{\"structural_tag\":\"x\"}," MSG "}",
+         "unsupported_parameter", "structured_outputs", 400},
+        {true, "{\"guided_regex\":\"a\",\"structured_outputs\":{\"json\":{}}," MSG "}",
+         "invalid_value", "structured_outputs.json", 400},
+        {true, "{\"guided_whitespace_pattern\":\" \"," MSG "}", "unsupported_parameter",
+         "guided_whitespace_pattern", 400},
         {true, "{\"kvblend\":3," MSG "}", "invalid_value", "kvblend", 400},
         {true, "{\"kvblend\":{\"mode\":\"magic\"}," MSG "}", "invalid_value", "kvblend.mode", 400},
         {true, "{\"kvblend\":{\"strategy\":\"magic\"}," MSG "}", "invalid_value",
@@ -105,6 +122,47 @@ TEST(refusals_name_field_and_code)
         ASSERT_STREQ(e.param, t[i].param);
         ASSERT_EQ(e.status, t[i].status);
         ASSERT_TRUE(strlen(e.msg) > 10);
+        api_req_fini(&r);
+    }
+}
+
+TEST(forms_of_the_answer)
+{
+    static const struct {
+        const char *fields, *field;
+        enum api_format_kind kind;
+    } t[] = {
+        {"\"response_format\":{\"type\":\"text\"}", NULL, API_FORMAT_NONE},
+        {"\"response_format\":{\"type\":\"json_object\"}", "response_format", API_FORMAT_OBJECT},
+        {"\"response_format\":{\"type\":\"json_object\",\"schema\":{}}", "response_format.schema",
+         API_FORMAT_SCHEMA},
+        {"\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"x\",\"schema\":"
+         "{}}}",
+         "response_format.json_schema.schema", API_FORMAT_SCHEMA},
+        {"\"guided_json\":\"{\\\"type\\\":\\\"object\\\"}\"", "guided_json", API_FORMAT_SCHEMA},
+        {"\"json_schema\":true", "json_schema", API_FORMAT_SCHEMA},
+        {"\"guided_regex\":\"a+\"", "guided_regex", API_FORMAT_REGEX},
+        {"\"guided_choice\":[\"a\"]", "guided_choice", API_FORMAT_CHOICE},
+        {"\"guided_grammar\":\"root ::= 1\"", "guided_grammar", API_FORMAT_GRAMMAR},
+        {"\"grammar\":\"root ::= 1\"", "grammar", API_FORMAT_GRAMMAR},
+        {"\"structured_outputs\":{\"regex\":\"a\",\"json\":null,\"disable_fallback\":false}",
+         "structured_outputs.regex", API_FORMAT_REGEX},
+        {"\"structured_outputs\":{\"json_object\":true}", "structured_outputs.json_object",
+         API_FORMAT_OBJECT},
+        {"\"structured_outputs\":{\"json_object\":false}", "structured_outputs.json_object",
+         API_FORMAT_NONE},
+    };
+
+    for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
+        char body[400];
+        struct api_req r;
+        struct api_err e;
+        (void)snprintf(body, sizeof body, "{%s," MSG "}", t[i].fields);
+        if (parse(body, true, &r, &e) < 0) test_fail(__FILE__, __LINE__, "%s: %s", body, e.msg);
+        ASSERT_EQ(r.format.kind, t[i].kind);
+        if (t[i].field) ASSERT_STREQ(r.format.field, t[i].field);
+        ASSERT_TRUE(r.format.kind == API_FORMAT_NONE || r.format.kind == API_FORMAT_OBJECT ||
+                    r.format.value);
         api_req_fini(&r);
     }
 }
