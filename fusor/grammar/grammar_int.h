@@ -69,9 +69,7 @@ void charset_fini(struct charset *c);
 enum op { OP_END, OP_BYTE, OP_CHAR, OP_SPLIT, OP_JUMP, OP_CALL, OP_RETURN };
 struct instr {
     uint8_t op;
-    bool
-        chain; /* CHAR: the same stands, each behind a SPLIT to the same place, where room is one less
-                   and so on */
+    bool chain; /* CHAR: two instructions on the same stands, with room for one less */
     uint32_t a; /* byte; index of the set; a target */
     uint32_t b; /* SPLIT: the other target. CHAR: room: as many characters of its set may follow
                    each other from here on (GRAM_NO_END: any number) */
