@@ -120,15 +120,30 @@ struct kn_draw fus_sampler_draw(struct fus_sampler *s)
     return kn_draw_of(p->temperature, p->top_k, p->top_p, p->min_p, rng_next(&s->rng));
 }
 
-/* Most words of a set are all or nothing. */
+static void forbid(float *l, uint64_t bits)
+{
+    for (; bits; bits &= bits - 1)
+        l[__builtin_ctzll(bits)] = -INFINITY;
+}
+
+/* Nearly all ids are allowed, or nearly none: what is less is gone through bit by bit. */
 static void keep_allowed(float *logits, size_t n, const uint64_t *allowed)
 {
     for (size_t w = 0; w * 64 < n; w++) {
         const size_t end = n - w * 64 < 64 ? n - w * 64 : 64;
-        float *l = logits + w * 64;
-        if (allowed[w] == UINT64_MAX) continue;
+        const uint64_t there = end < 64 ? (1ull << end) - 1 : UINT64_MAX;
+        float *const l = logits + w * 64;
+        float kept[64];
+        uint64_t yes = allowed[w] & there;
+        if (__builtin_popcountll(yes) > 16) {
+            forbid(l, there & ~yes);
+            continue;
+        }
+        memcpy(kept, l, end * sizeof *l);
         for (size_t i = 0; i < end; i++)
-            l[i] = allowed[w] >> i & 1 ? l[i] : -INFINITY;
+            l[i] = -INFINITY;
+        for (; yes; yes &= yes - 1)
+            l[__builtin_ctzll(yes)] = kept[__builtin_ctzll(yes)];
     }
 }
 

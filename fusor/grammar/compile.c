@@ -30,7 +30,7 @@ static uint32_t here(const struct emit *e)
 
 static uint32_t emit_op(struct emit *e, enum op op, uint32_t a, uint32_t b)
 {
-    const struct instr i = {op, a, b};
+    const struct instr i = {.op = (uint8_t)op, .a = a, .b = b};
     const uint32_t at = here(e);
 
     if (e->status == 0 && at >= GRAM_CODE_MAX) e->status = -ERANGE;
@@ -94,6 +94,7 @@ static void emit_repeat(struct emit *e, const struct node *n)
     for (uint32_t i = n->b; i < n->c && e->status == 0; i++) {
         out = emit_op(e, OP_SPLIT, here(e) + 1, out);
         emit_node(e, n->a, false, n->c - i);
+        code_at(e, out + 1)->chain = code_at(e, out + 1)->op == OP_CHAR && here(e) == out + 2;
     }
     while (out != NO_PC && e->status == 0) {
         const uint32_t before = code_at(e, out)->b;
@@ -186,6 +187,8 @@ static int make_charsets(const struct gram_builder *b, const struct gram *g, str
         rc = charset_create(&GRAM_AT(b->range, struct gram_range, s->first), s->n, s->how, byte,
                             &ret[in->a]);
         g->set[in->a].prose = holds_prose(b, s);
+        for (uint32_t k = 0; rc == 0 && ret[in->a].n > 0 && k < ret[in->a].first[ret[in->a].n]; k++)
+            g->set[in->a].controls |= ret[in->a].edge[k].lo < 0x20;
         states += ret[in->a].n;
         if (rc == 0 && states > SET_STATES_MAX) rc = -ERANGE;
     }

@@ -42,7 +42,7 @@ static bool next_is(const struct gbnf *g, char c)
     return g->p < g->end && *g->p == c;
 }
 
-static bool take(struct gbnf *g, char c)
+static bool accept_char(struct gbnf *g, char c)
 {
     if (!next_is(g, c)) return false;
     g->p++;
@@ -124,15 +124,15 @@ static int read_char(struct gbnf *g, uint32_t *ret)
     unsigned len;
 
     if (g->p >= g->end || *g->p == '\n') return gbnf_no(g, -EINVAL, "the line ends too early");
-    if (!take(g, '\\')) {
+    if (!accept_char(g, '\\')) {
         *ret = uni_decode((const uint8_t *)g->p, (size_t)(g->end - g->p), &len);
         if (*ret == UNI_BAD) return gbnf_no(g, -EINVAL, "this is not UTF-8");
         g->p += len;
         return 0;
     }
-    if (take(g, 'x')) return read_hex_digits(g, 2, ret);
-    if (take(g, 'u')) return read_hex_digits(g, 4, ret);
-    if (take(g, 'U')) return read_hex_digits(g, 8, ret);
+    if (accept_char(g, 'x')) return read_hex_digits(g, 2, ret);
+    if (accept_char(g, 'u')) return read_hex_digits(g, 4, ret);
+    if (accept_char(g, 'U')) return read_hex_digits(g, 8, ret);
     const char *const e = g->p < g->end && *g->p ? strchr(from, *g->p) : NULL;
     if (!e) return gbnf_no(g, -EINVAL, "this escape is not known");
     *ret = (uint8_t)to[e - from];
@@ -145,7 +145,7 @@ static int read_literal(struct gbnf *g, gram_node *ret)
     struct buf part = BUF_INIT;
     int rc = 0;
 
-    while (rc == 0 && !take(g, '"')) {
+    while (rc == 0 && !accept_char(g, '"')) {
         struct gram_range one;
         rc = read_char(g, &one.lo);
         one.hi = one.lo;
@@ -160,7 +160,7 @@ static int read_literal(struct gbnf *g, gram_node *ret)
 
 static int read_ranges(struct gbnf *g, struct buf *set)
 {
-    while (!take(g, ']')) {
+    while (!accept_char(g, ']')) {
         struct gram_range r;
         int rc = read_char(g, &r.lo);
         r.hi = r.lo;
@@ -177,7 +177,7 @@ static int read_ranges(struct gbnf *g, struct buf *set)
 
 static int read_char_set(struct gbnf *g, gram_node *ret)
 {
-    const bool others = take(g, '^');
+    const bool others = accept_char(g, '^');
     struct buf set = BUF_INIT, rest = BUF_INIT;
     int rc = read_ranges(g, &set);
     size_t n = GRAM_COUNT(set, struct gram_range);
@@ -201,18 +201,18 @@ static int read_item(struct gbnf *g, gram_node *ret)
     struct named *x;
     int rc;
 
-    if (take(g, '"')) return read_literal(g, ret);
-    if (take(g, '[')) return read_char_set(g, ret);
-    if (take(g, '.')) {
+    if (accept_char(g, '"')) return read_literal(g, ret);
+    if (accept_char(g, '[')) return read_char_set(g, ret);
+    if (accept_char(g, '.')) {
         *ret = gram_chars(g->b, &all, 1, GRAM_PLAIN);
         return 0;
     }
-    if (take(g, '(')) {
+    if (accept_char(g, '(')) {
         if (++g->depth > GBNF_NEST_MAX) return gbnf_no(g, -ERANGE, "groups are nested too deep");
         skip_space(g, true);
         rc = read_choice(g, true, ret);
         g->depth--;
-        if (rc == 0 && !take(g, ')')) rc = gbnf_no(g, -EINVAL, "a ')' is missing");
+        if (rc == 0 && !accept_char(g, ')')) rc = gbnf_no(g, -EINVAL, "a ')' is missing");
         return rc;
     }
     if (next_is(g, '<') || next_is(g, '!'))
@@ -239,25 +239,25 @@ static int read_times(struct gbnf *g, uint32_t *min, uint32_t *max)
 {
     *min = 0;
     *max = GRAM_NO_END;
-    if (take(g, '*')) return 1;
-    if (take(g, '+')) {
+    if (accept_char(g, '*')) return 1;
+    if (accept_char(g, '+')) {
         *min = 1;
         return 1;
     }
-    if (take(g, '?')) {
+    if (accept_char(g, '?')) {
         *max = 1;
         return 1;
     }
-    if (!take(g, '{')) return 0;
+    if (!accept_char(g, '{')) return 0;
     skip_space(g, false);
     const bool from = read_count(g, min);
     skip_space(g, false);
-    bool comma = take(g, ',');
+    bool comma = accept_char(g, ',');
     skip_space(g, false);
     const bool to = comma && read_count(g, max);
     if (!comma) *max = *min;
     skip_space(g, false);
-    if ((!from && !to) || !take(g, '}') || *min > *max)
+    if ((!from && !to) || !accept_char(g, '}') || *min > *max)
         return gbnf_no(g, -EINVAL, "this is no {m}, {m,} or {m,n}");
     return 1;
 }
@@ -295,7 +295,7 @@ static int read_choice(struct gbnf *g, bool nested, gram_node *ret)
         skip_space(g, true);
         rc = read_sequence(g, nested, &n);
         if (rc == 0) rc = buf_add(&part, &n, sizeof n);
-    } while (rc == 0 && take(g, '|'));
+    } while (rc == 0 && accept_char(g, '|'));
     if (rc == 0) *ret = gram_alt(g->b, GRAM_ALL(part, gram_node), GRAM_COUNT(part, gram_node));
     buf_fini(&part);
     return rc;
@@ -312,7 +312,7 @@ static int read_rule(struct gbnf *g)
     if (x->defined) return gbnf_no(g, -EINVAL, "this rule is there already");
     x->defined = true;
     skip_space(g, false);
-    if (!(take(g, ':') && take(g, ':') && take(g, '=')))
+    if (!(accept_char(g, ':') && accept_char(g, ':') && accept_char(g, '=')))
         return gbnf_no(g, -EINVAL, "'::=' is missing behind the name of a rule");
     rc = read_choice(g, false, &what);
     if (rc < 0) return rc;

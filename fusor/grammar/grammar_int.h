@@ -68,14 +68,16 @@ void charset_fini(struct charset *c);
  */
 enum op { OP_END, OP_BYTE, OP_CHAR, OP_SPLIT, OP_JUMP, OP_CALL, OP_RETURN };
 struct instr {
-    uint32_t op;
+    uint8_t op;
+    bool chain; /* CHAR: two instructions on the same stands, with room for one less */
     uint32_t a; /* byte; index of the set; a target */
-    uint32_t b; /* SPLIT: the other target. CHAR: as many characters of its set may follow each
-                   other from here on (GRAM_NO_END: any number) */
+    uint32_t b; /* SPLIT: the other target. CHAR: room: as many characters of its set may follow
+                   each other from here on (GRAM_NO_END: any number) */
 };
 struct gram_set {   /* its automaton over classes of bytes */
     uint16_t *next; /* [n_states, n_classes]: state, SET_DEAD, CHARSET_END */
     bool prose;     /* has every character of prose (vocab.h), spelt as itself */
+    bool controls;  /* some character of it has a byte below 0x20 */
 };
 enum { SET_DEAD = CHARSET_END - 1 };
 enum { NEVER = UINT16_MAX };

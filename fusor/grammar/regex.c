@@ -33,7 +33,7 @@ static int no(struct parser *x, int code, const char *why)
                    (size_t)(x->p - x->start));
 }
 
-static bool at(const struct parser *x, const char *s)
+static bool peek(const struct parser *x, const char *s)
 {
     const size_t n = strlen(s);
 
@@ -42,7 +42,7 @@ static bool at(const struct parser *x, const char *s)
 
 static bool skip(struct parser *x, const char *s)
 {
-    if (!at(x, s)) return false;
+    if (!peek(x, s)) return false;
     x->p += strlen(s);
     return true;
 }
@@ -172,13 +172,13 @@ static int read_members(struct parser *x, struct buf *set)
     for (;; first = false) {
         struct gram_range r;
         if (!first && skip(x, "]")) return 0;
-        if (first && at(x, "]")) /* nothing to ECMA-262, a member to Python */
+        if (first && peek(x, "]")) /* nothing to ECMA-262, a member to Python */
             return no(x, -ENOTSUP, "a ']' that begins a set must be escaped");
         int rc = read_member(x, set, &r.lo);
         if (rc < 0) return rc;
         if (rc == 1) continue;
         r.hi = r.lo;
-        if (at(x, "-") && !at(x, "-]")) {
+        if (peek(x, "-") && !peek(x, "-]")) {
             x->p++;
             rc = read_member(x, set, &r.hi);
             if (rc < 0) return rc;
@@ -213,7 +213,7 @@ static int read_group(struct parser *x, gram_node *ret)
     int rc = 0;
 
     if (skip(x, "?")) {
-        if (at(x, "=") || at(x, "!") || at(x, "<=") || at(x, "<!"))
+        if (peek(x, "=") || peek(x, "!") || peek(x, "<=") || peek(x, "<!"))
             return no(x, -ENOTSUP, "look-around is not supported");
         if (skip(x, "<") || skip(x, "P<"))
             while (x->p < x->end && *x->p++ != '>')
@@ -247,8 +247,9 @@ static int read_atom(struct parser *x, gram_node *ret)
 
     if (skip(x, "(")) return read_group(x, ret);
     if (skip(x, "[")) return read_set(x, ret);
-    if (at(x, "*") || at(x, "+") || at(x, "?")) return no(x, -EINVAL, "there is nothing to repeat");
-    if (at(x, "^") || at(x, "$"))
+    if (peek(x, "*") || peek(x, "+") || peek(x, "?"))
+        return no(x, -EINVAL, "there is nothing to repeat");
+    if (peek(x, "^") || peek(x, "$"))
         return no(x, -ENOTSUP, "'^' and '$' are supported at the ends only");
     if (skip(x, ".")) {
         memcpy(ends, line_end, sizeof ends);
@@ -310,7 +311,7 @@ static int read_repeated(struct parser *x, gram_node *ret)
         *ret = gram_repeat(x->b, *ret, min, max);
         if (skip(x, "+")) return no(x, -ENOTSUP, "possessive repetition is not supported");
         (void)skip(x, "?"); /* lazy */
-        if (at(x, "*") || at(x, "+") || at(x, "?"))
+        if (peek(x, "*") || peek(x, "+") || peek(x, "?"))
             return no(x, -EINVAL, "there is nothing to repeat");
     }
     return rc;
@@ -322,9 +323,9 @@ static int read_branch(struct parser *x, struct branch *ret)
     int rc = 0;
 
     *ret = (struct branch){.from_start = skip(x, "^")};
-    while (rc == 0 && x->p < x->end && !at(x, "|") && !at(x, ")")) {
+    while (rc == 0 && x->p < x->end && !peek(x, "|") && !peek(x, ")")) {
         gram_node n = GRAM_NONE;
-        if (at(x, "$") && (x->p + 1 == x->end || x->p[1] == '|' || x->p[1] == ')')) {
+        if (peek(x, "$") && (x->p + 1 == x->end || x->p[1] == '|' || x->p[1] == ')')) {
             x->p++;
             ret->to_end = true;
             break;

@@ -64,6 +64,7 @@ struct gram_run {
     struct buf todo;    /* of uint32_t: places whose followers are to be added */
     struct buf fresh;   /* of struct item */
     uint64_t work;
+    uint64_t *composed;    /* [n_words] the set that was asked for last */
     uint64_t *sets;        /* [SETS, n_words] */
     uint32_t set_of[SETS]; /* the state, or 0 */
     unsigned n_sets, hand; /* hand: the next to be replaced */
@@ -358,29 +359,54 @@ static uint32_t prose_room(const struct gram_run *r, uint32_t state)
     return room;
 }
 
-static void add_prose(const struct gram_vocab *v, uint32_t room, uint64_t *set)
+static void add_prose(const struct gram_vocab *v, uint32_t room, const uint64_t *others,
+                      uint64_t *ret)
 {
     const uint32_t upto = room < VOCAB_SHORT ? room : VOCAB_SHORT - 1;
+    const uint64_t *prose = v->prose_upto + upto * v->n_words;
 
-    memcpy(set, v->prose_upto + upto * v->n_words, v->n_words * sizeof *set);
+    for (size_t i = 0; i < v->n_words; i++)
+        ret[i] = prose[i] | others[i];
     for (size_t i = 0; i < v->n_prose_long && v->prose_long[i].chars <= room; i++)
-        set[v->prose_long[i].token / 64] |= 1ull << (v->prose_long[i].token % 64);
+        ret[v->prose_long[i].token / 64] |= 1ull << (v->prose_long[i].token % 64);
 }
 
-static int fill_set(struct gram_run *r, uint32_t state, bool begun, uint64_t *set)
+/* Where so much room is left that no token can use it up, more makes no difference: the state with
+ * just that much. `prose`: how many characters of it fit is known apart. */
+static int least_room(struct gram_run *r, uint32_t state, bool prose, uint32_t *ret)
+{
+    const struct state s = *state_at(r, state);
+    bool moved = false;
+    int rc = 0;
+
+    for (uint32_t i = 0; rc == 0 && i < s.n; i++) {
+        struct item it = GRAM_AT(r->item, struct item, s.first + i);
+        const struct instr *in = &r->g->code[it.place & ((1u << CHAR_SHIFT) - 1)];
+        const struct gram_set *set = in->op == OP_CHAR ? &r->g->set[in->a] : NULL;
+        const uint32_t most =
+            set && set->prose && prose ? r->v->chars_max[set->controls] : VOCAB_TOKEN_MAX + 1;
+        if (set && in->chain && in->b > most) {
+            it.place += 2 * (in->b - most);
+            moved = true;
+        }
+        rc = buf_add(&r->fresh, &it, sizeof it);
+    }
+    *ret = state;
+    if (rc == 0 && moved) rc = sort_items(r);
+    if (rc == 0 && moved) rc = find_state(r, ret);
+    r->fresh.len = 0;
+    return rc;
+}
+
+/* Tokens that may follow, but for those that are known to be prose. */
+static int fill_set(struct gram_run *r, uint32_t state, bool prose, int skip, uint64_t *set)
 {
     const struct gram_vocab *v = r->v;
-    const bool drops = !begun && v->first.n > 0;
-    const uint32_t room = drops ? 0 : prose_room(r, state);
     int rc = 0;
 
     memset(set, 0, v->n_words * sizeof *set);
-    if (room > 0)
-        add_prose(v, room, set);
-    else
-        rc = walk(r, &v->prose, state, drops ? ' ' : -1, set);
-    if (rc == 0) rc = walk(r, &v->other, state, drops ? ' ' : -1, set);
-    if (rc == 0 && drops) rc = walk(r, &v->first, state, -1, set);
+    if (!prose) rc = walk(r, &v->prose, state, skip, set);
+    if (rc == 0) rc = walk(r, &v->other, state, skip, set);
     for (size_t i = 0; rc == 0 && state_at(r, state)->complete && i < v->n_words; i++)
         set[i] |= v->ends[i];
     return rc;
@@ -515,33 +541,55 @@ static int begin_call(struct gram_run *r)
     return states_bytes(r) > BUDGET_BYTES ? forget(r) : 0;
 }
 
+/* A space that the first token begins with is dropped: tokens with one count without it. */
+static int first_set(struct gram_run *r, uint32_t state, const uint64_t **ret)
+{
+    int rc = fill_set(r, state, false, ' ', r->composed);
+
+    if (rc == 0) rc = walk(r, &r->v->first, state, -1, r->composed);
+    if (rc == 0 && is_empty(r->composed, r->v->n_words)) rc = -EINVAL;
+    if (rc == 0) *ret = r->composed;
+    return rc;
+}
+
+/* The set of a state that was walked, from where it is kept, or anew. */
+static int kept_set(struct gram_run *r, uint32_t state, bool prose, const uint64_t **ret)
+{
+    uint32_t set = state_at(r, state)->set;
+    int rc = 0;
+
+    if (set >= r->n_sets || r->set_of[set] != state) {
+        rc = take_set(r, &set);
+        if (rc < 0) return rc;
+        r->set_of[set] = 0;
+        rc = fill_set(r, state, prose, -1, r->sets + set * r->v->n_words);
+        if (rc < 0) return rc;
+        r->set_of[set] = state;
+        state_at(r, state)->set = set;
+    }
+    *ret = r->sets + set * r->v->n_words;
+    return 0;
+}
+
 int gram_run_allowed(struct gram_run *r, unsigned text, const uint64_t **ret)
 {
     int rc = begin_call(r);
     const struct run_text t = r->text[text];
-    uint32_t set = 0;
+    const uint64_t *set = NULL;
+    uint32_t state = t.state;
 
     if (rc < 0) return rc;
     if (t.state == STATE_DONE || state_at(r, t.state)->closed) {
         *ret = r->v->ends;
         return 0;
     }
-    set = state_at(r, t.state)->set;
-    if (t.begun && set < r->n_sets && r->set_of[set] == t.state) {
-        *ret = r->sets + set * r->v->n_words;
-        return 0;
-    }
-    rc = take_set(r, &set);
+    if (!t.begun && r->v->first.n > 0) return first_set(r, t.state, ret);
+    const uint32_t room = prose_room(r, t.state);
+    rc = least_room(r, t.state, room > 0, &state);
+    if (rc == 0) rc = kept_set(r, state, room > 0, &set);
     if (rc < 0) return rc;
-    r->set_of[set] = 0;
-    rc = fill_set(r, t.state, t.begun, r->sets + set * r->v->n_words);
-    if (rc == 0 && !t.begun && is_empty(r->sets + set * r->v->n_words, r->v->n_words)) rc = -EINVAL;
-    if (rc < 0) return rc;
-    if (t.begun || r->v->first.n == 0) {
-        r->set_of[set] = t.state;
-        state_at(r, t.state)->set = set;
-    }
-    *ret = r->sets + set * r->v->n_words;
+    if (room > 0) add_prose(r->v, room, set, r->composed);
+    *ret = room > 0 ? r->composed : set;
     return 0;
 }
 
@@ -609,7 +657,8 @@ int gram_run_create(const struct gram *g, unsigned n_texts, struct gram_run **re
     r->slot = mem_zalloc(r->n_slots * sizeof *r->slot);
     r->at = mem_zalloc(g->n_code * sizeof *r->at);
     r->text = mem_zalloc((n_texts + 1) * sizeof *r->text);
-    if (r->slot && r->at && r->text) rc = start(r);
+    r->composed = mem_alloc((r->v->n_words + 1) * sizeof *r->composed);
+    if (r->slot && r->at && r->text && r->composed) rc = start(r);
     if (rc < 0) {
         gram_run_destroy(r);
         return rc;
@@ -631,6 +680,7 @@ void gram_run_destroy(struct gram_run *r)
     mem_free(r->slot);
     mem_free(r->at);
     mem_free(r->sets);
+    mem_free(r->composed);
     mem_free(r->text);
     mem_free(r);
 }

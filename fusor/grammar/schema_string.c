@@ -135,7 +135,7 @@ int schema_string_dfa(const struct schema *s, const json_t *o, const struct wher
                       struct dfa **ret)
 {
     uint32_t min = 0, max = GRAM_NO_END;
-    const bool lengths = read_length(o, "minLength", &min) | read_length(o, "maxLength", &max);
+    const bool low = read_length(o, "minLength", &min), high = read_length(o, "maxLength", &max);
     struct dfa *d = NULL, *more = NULL;
     int rc = 0;
 
@@ -146,7 +146,7 @@ int schema_string_dfa(const struct schema *s, const json_t *o, const struct wher
         rc = dfa_of(s->b, n, &more);
         if (rc == 0) rc = both(&d, more);
     }
-    if (rc == 0 && lengths) {
+    if (rc == 0 && (low || high)) {
         rc = dfa_of_lengths(min, max, &more);
         if (rc == 0) rc = both(&d, more);
     }
@@ -177,7 +177,7 @@ gram_node schema_any_string(struct schema *s)
 int schema_string(struct schema *s, const json_t *o, const struct where *at, gram_node *ret)
 {
     uint32_t min = 0, max = GRAM_NO_END;
-    const bool lengths = read_length(o, "minLength", &min) | read_length(o, "maxLength", &max);
+    const bool low = read_length(o, "minLength", &min), high = read_length(o, "maxLength", &max);
     gram_node first = GRAM_NONE, second = GRAM_NONE;
     struct dfa *d = NULL;
     int rc = expression_at(s, o, 0, at, &first);
@@ -188,7 +188,7 @@ int schema_string(struct schema *s, const json_t *o, const struct where *at, gra
         *ret = gram_repeat(s->b, any_char(s->b), min, max);
         return 0;
     }
-    if (!lengths && second == GRAM_NONE) {
+    if (!low && !high && second == GRAM_NONE) {
         *ret = first;
         return 0;
     }

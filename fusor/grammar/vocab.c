@@ -121,6 +121,22 @@ static int sort_prose(struct gram_vocab *v, const struct entry *t, size_t n)
     return 0;
 }
 
+/* The characters that a text has or begins, at most. */
+static void count_chars(struct gram_vocab *v, const struct entry *t, size_t n)
+{
+    v->chars_max[0] = v->chars_max[1] = 1;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t chars = 1; /* what the first bytes may end */
+        bool controls = false;
+        for (uint32_t k = 0; k < t[i].len; k++) {
+            chars += (t[i].bytes[k] & 0xC0) != 0x80;
+            controls |= t[i].bytes[k] < 0x20;
+        }
+        for (int which = controls; which < 2; which++)
+            if (chars > v->chars_max[which]) v->chars_max[which] = chars;
+    }
+}
+
 /* ---- from a source ---- */
 
 static int copy_tokens(struct gram_vocab *v, const struct vocab_source *s)
@@ -202,6 +218,7 @@ static int build_all(struct gram_vocab *v, const struct vocab_source *s)
     if (rc == 0) rc = build_trie(e, prose, v->same, &v->prose);
     if (rc == 0) rc = build_trie(e + prose, n - prose, v->same, &v->other);
     if (rc == 0) rc = sort_prose(v, e, prose);
+    if (rc == 0) count_chars(v, e + prose, n - prose);
     if (rc == 0 && s->drops_space) rc = build_first(v, e, n);
     mem_free(e);
     return rc;

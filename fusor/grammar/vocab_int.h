@@ -22,8 +22,9 @@ struct gram_vocab {
     size_t n_tokens;
     struct vocab_trie prose, other;
     struct vocab_trie
-        first;            /* tokens that begin with a space, without it: at the start of a text */
-    int32_t *same;        /* [n_tokens] another token of the same text, or -1 */
+        first;             /* tokens that begin with a space, without it: at the start of a text */
+    uint32_t chars_max[2]; /* of tokens that are not prose: without bytes below 0x20; of all */
+    int32_t *same;         /* [n_tokens] another token of the same text, or -1 */
     uint64_t *prose_upto; /* [VOCAB_SHORT, n_words] tokens of prose of at most so many characters */
     struct {
         uint32_t token, chars;

@@ -423,7 +423,8 @@ TEST(every_allocation_may_fail)
     struct gram_vocab *v = kit_vocab(NULL);
 
     for (unsigned n = 1;; n++) {
-        const struct gram_regex r = {"(a|[b-d\xC3\xA9]){2,5}x*", 22, GRAM_JSON, true};
+        static const char re[] = "(a|[b-d\xC3\xA9]){2,5}x*";
+        const struct gram_regex r = {re, sizeof re - 1, GRAM_JSON, true};
         struct gram_builder *b = NULL;
         struct gram *g = NULL;
         struct gram_run *run = NULL;

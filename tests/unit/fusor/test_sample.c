@@ -89,6 +89,35 @@ TEST(only_what_is_allowed_has_a_chance)
     fus_sampler_destroy(s);
 }
 
+/* Words of all densities: the best of what is allowed is chosen. */
+TEST(the_best_that_is_allowed)
+{
+    struct fus_sampling p = defaults();
+    p.temperature = 0;
+    struct fus_sampler *s = make(&p, V);
+    uint64_t seed = 3;
+    for (int round = 0; round < 200; round++) {
+        uint64_t allowed[(V + 63) / 64];
+        struct fus_picked got;
+        float l[V];
+        int best = -1;
+        for (int w = 0; w < (V + 63) / 64; w++) {
+            allowed[w] = test_rand(&seed);
+            for (int k = 0; k < round % 7; k++)
+                allowed[w] &= test_rand(&seed);
+            if (round % 2) allowed[w] = ~allowed[w];
+        }
+        for (int i = 0; i < V; i++) {
+            l[i] = (float)(test_rand(&seed) % 100000);
+            if (allowed[i / 64] >> (i % 64) & 1 && (best < 0 || l[i] > l[best])) best = i;
+        }
+        const int r = fus_sampler_pick(s, l, &(struct fus_chances){.allowed = allowed}, &got);
+        ASSERT_EQ(r, best < 0 ? -EBADMSG : 0);
+        if (best >= 0) ASSERT_EQ(got.id, best);
+    }
+    fus_sampler_destroy(s);
+}
+
 TEST(penalties_follow_what_was_seen)
 {
     struct fus_sampling p = defaults();
