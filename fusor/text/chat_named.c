@@ -18,9 +18,9 @@
 /* Answers of tools that follow each other share one user turn. */
 #define QWEN_TOOL                                                                                  \
     "{%- if message.role == 'tool' %}"                                                             \
-    "{{- '' if loop.previtem.role == 'tool' else '<|im_start|>user' }}"                            \
+    "{{- '' if (loop.previtem or {}).role == 'tool' else '<|im_start|>user' }}"                    \
     "{{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}"                     \
-    "{{- '' if loop.nextitem.role == 'tool' else '<|im_end|>\\n' }}"
+    "{{- '' if (loop.nextitem or {}).role == 'tool' else '<|im_end|>\\n' }}"
 /* Thoughts are spelt out behind the last question and dropped before it. */
 #define QWEN3_QUESTION                                                                             \
     "{%- set ns = namespace(last=messages|length - 1) %}" FOR "{%- if message.role == 'user' and " \
@@ -73,7 +73,7 @@
 
 #define PHI3_TURN(role, open)                                                                      \
     "message.role == '" role "' %}{{ '<|" role "|>\\n' + message.content + '<|end|>\\n" open "' "  \
-                                                                                             "}}"
+    "}}"
 
 static const struct {
     const char *name, *source;

@@ -151,26 +151,42 @@ TEST(golden_renders)
     if (mine) check_golden(mine, 1);
 }
 
+static void check_same(const char *name, const struct tok *t, const struct chat_msg *msgs, size_t n)
+{
+    struct chat *by_name = NULL, *by_text = open_template(name);
+    struct chat_out a = {0}, b = {0};
+    const struct chat_thread thread = {msgs, n, true};
+    ASSERT_OK(chat_open(NULL, name, &by_name, NULL));
+    ASSERT_STREQ(chat_name(by_name), name);
+    ASSERT_OK(chat_render(by_name, t, &thread, &a, NULL));
+    ASSERT_OK(chat_render(by_text, t, &thread, &b, NULL));
+    ASSERT_STREQ(buf_cstr(&a.text), buf_cstr(&b.text));
+    chat_out_fini(&a);
+    chat_out_fini(&b);
+    chat_close(by_name);
+    chat_close(by_text);
+}
+
 TEST(names_render_as_their_templates)
 {
-    static const char *const names[] = {
-        "smollm2",    "qwen2",          "qwen2.5",  "qwen3",    "chatml",       "yi",
-        "llama2",     "llama3",         "llama3.1", "llama3.2", "mistral-v0.1", "mistral-v1",
-        "mistral-v3", "mistral-tekken", "zephyr",   "phi3",     "phi3-v1"};
-    struct chat_msg msgs[] = {{"user", " a ", 3}, {"assistant", " b ", 3}, {"user", " c ", 3}};
+    static const char thought[] = "<think>\nold\n</think>\n\n b ";
+    const struct chat_msg turns[] = {
+        {"system", " s ", 3}, {"user", " a ", 3}, {"assistant", " b ", 3}, {"user", " c ", 3}};
+    const struct chat_msg tools[] = {
+        {"tool", "r", 1},           {"system", "s", 1},  {"user", " a ", 3},
+        {"assistant", thought, 25}, {"user", "c", 1},    {"assistant", thought, 25},
+        {"tool", "one\n", 4},       {"tool", " two", 4}, {"assistant", "<think>", 7},
+        {"tool", "three", 5}};
     struct tok *t = open_spm();
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        struct chat *by_name = NULL, *by_text = open_template(names[i]);
-        ASSERT_OK(chat_open(NULL, names[i], &by_name, NULL));
-        ASSERT_STREQ(chat_name(by_name), names[i]);
-        struct chat_out a = {0}, b = {0};
-        ASSERT_OK(chat_render(by_name, t, &(struct chat_thread){msgs, 3, true}, &a, NULL));
-        ASSERT_OK(chat_render(by_text, t, &(struct chat_thread){msgs, 3, true}, &b, NULL));
-        ASSERT_STREQ(buf_cstr(&a.text), buf_cstr(&b.text));
-        chat_out_fini(&a);
-        chat_out_fini(&b);
-        chat_close(by_name);
-        chat_close(by_text);
+    const char *name;
+    for (size_t i = 0; (name = chat_builtin_name(i)); i++) {
+        const bool system = strcmp(name, "mistral-v0.1") != 0 && strcmp(name, "phi3-v1") != 0;
+        if (system) check_same(name, t, turns, 4);
+        check_same(name, t, turns + 1, 3);
+        if (strcmp(name, "qwen2.5") == 0 || strcmp(name, "qwen3") == 0) {
+            check_same(name, t, tools, 10);
+            check_same(name, t, tools + 2, 4);
+        }
     }
     tok_close(t);
 }
