@@ -193,6 +193,23 @@ TEST(texts_share_their_beginnings)
     gram_vocab_destroy(v);
 }
 
+TEST(texts_within_texts_are_limited)
+{
+    static char a[1000];
+    struct gram_text t[1000];
+    struct gram_vocab *v = kit_vocab(NULL);
+    struct gram_builder *b = builder();
+    struct gram *g = NULL;
+    struct err err;
+
+    memset(a, 'a', sizeof a);
+    for (size_t i = 0; i < 1000; i++)
+        t[i] = (struct gram_text){a, i};
+    ASSERT_ERR(gram_compile(b, gram_texts(b, t, 1000), v, &g, &err), -ERANGE);
+    gram_builder_destroy(b);
+    gram_vocab_destroy(v);
+}
+
 TEST(expressions)
 {
     static const struct {
