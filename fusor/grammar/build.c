@@ -284,21 +284,22 @@ static size_t shared_head(const struct gram_text *a, const struct gram_text *b)
 }
 
 /* Sorted texts that share their first `done` bytes; each level of the trie they form is one node.
- * Nesting is limited as that of all nodes. */
+ * Recursion: once a level. */
 static gram_node texts_behind(struct gram_builder *b, const struct gram_text *t, size_t n,
-                              size_t done)
+                              size_t done, unsigned level)
 {
     struct buf parts = BUF_INIT;
     gram_node whole = GRAM_NONE;
 
+    if (level > GRAM_NEST_MAX / 2) return fail(b, -ERANGE);
     for (size_t i = 0, j; i < n && b->status == 0; i = j) {
-        size_t head = t[i].len;
-        for (j = i + 1; j < n && t[i].len > done && t[j].p[done] == t[i].p[done]; j++)
-            if (shared_head(&t[i], &t[j]) < head) head = shared_head(&t[i], &t[j]);
-        while (j < n && t[i].len == done && t[j].len == done)
-            j++; /* the same text again */
+        const bool ends = t[i].len == done;
+        for (j = i + 1; j < n; j++)
+            if (ends ? t[j].len > done : t[j].p[done] != t[i].p[done]) break;
+        const size_t head = ends ? done : shared_head(&t[i], &t[j - 1]); /* they are in order */
         gram_node part = gram_lit(b, t[i].p + done, head - done);
-        if (j > i + 1 && head > done) part = GRAM_SEQ(b, part, texts_behind(b, t + i, j - i, head));
+        if (!ends && j > i + 1)
+            part = GRAM_SEQ(b, part, texts_behind(b, t + i, j - i, head, level + 1));
         if (buf_add(&parts, &part, sizeof part) < 0) gram_builder_fail(b, -ENOMEM);
     }
     if (b->status == 0)
@@ -318,7 +319,7 @@ gram_node gram_texts(struct gram_builder *b, const struct gram_text *text, size_
     if (!t) return fail(b, -ENOMEM);
     memcpy(t, text, n * sizeof *t);
     qsort(t, n, sizeof *t, text_order);
-    whole = texts_behind(b, t, n, 0);
+    whole = texts_behind(b, t, n, 0, 0);
     mem_free(t);
     return whole;
 }

@@ -28,6 +28,7 @@ enum {
     BUDGET_BYTES = 16 << 20, /* chosen: of states and stacks, before they are forgotten */
     HARD_BYTES = 64 << 20,   /* within one call */
     WORK_MAX = 1 << 23,      /* places looked at within one call; chosen: 0.1 s */
+    WORK_MEAN = 1 << 14,     /* of many calls, and as much as 16 of the largest besides */
     ITEMS_MAX = 1 << 13,     /* of a state */
     SETS = 128,              /* of tokens that are kept */
     CHAR_SHIFT = 18          /* an item's place: instruction, and state within a character */
@@ -59,11 +60,11 @@ struct gram_run {
     uint32_t *slot;   /* state by hash */
     uint32_t n_slots;
     /* the state that is being made */
-    stack_id *at;       /* [n_code] */
-    struct buf touched; /* of uint32_t: where `at` is set */
-    struct buf todo;    /* of uint32_t: places whose followers are to be added */
-    struct buf fresh;   /* of struct item */
-    uint64_t work;
+    stack_id *at;          /* [n_code] */
+    struct buf touched;    /* of uint32_t: where `at` is set */
+    struct buf todo;       /* of uint32_t: places whose followers are to be added */
+    struct buf fresh;      /* of struct item */
+    uint64_t work, spent;  /* of this call; by all before, above the mean */
     uint64_t *composed;    /* [n_words] the set that was asked for last */
     uint64_t *sets;        /* [SETS, n_words] */
     uint32_t set_of[SETS]; /* the state, or 0 */
@@ -537,7 +538,10 @@ static int forget(struct gram_run *r)
 
 static int begin_call(struct gram_run *r)
 {
+    r->spent += r->work;
+    r->spent -= r->spent < WORK_MEAN ? r->spent : WORK_MEAN;
     r->work = 0;
+    if (r->spent > 16ull * WORK_MAX) return -E2BIG;
     return states_bytes(r) > BUDGET_BYTES ? forget(r) : 0;
 }
 

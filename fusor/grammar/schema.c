@@ -179,7 +179,7 @@ static int enum_node(struct schema *s, const json_t *o, const struct where *at, 
 
     for (size_t i = 0; rc >= 0 && i < json_array_size(all); i++) {
         json_t *v = json_array_get(all, i);
-        rc = schema_admits(s, o, v, at);
+        rc = schema_words_admit(s, o, v, at);
         if (rc != 1) continue;
         if (json_is_string(v)) {
             json_array_append(strings, v);
@@ -479,11 +479,16 @@ static int open_schema(struct schema *s)
 {
     s->made = json_array();
     s->rules = json_object();
-    return s->made && s->rules ? 0 : -ENOMEM;
+    s->patterns = json_object();
+    return s->made && s->rules && s->patterns ? 0 : -ENOMEM;
 }
 
 static int close_schema(struct schema *s, int rc)
 {
+    for (size_t i = 0; i < json_object_size(s->patterns); i++)
+        dfa_free(s->dfa[i]);
+    mem_free(s->dfa);
+    json_decref(s->patterns);
     json_decref(s->made);
     json_decref(s->rules);
     return rc == -ENOMEM ? err_set(s->err, rc, "out of memory") : rc;

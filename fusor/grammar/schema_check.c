@@ -62,6 +62,7 @@ static int array_admits(struct schema *s, const json_t *o, const json_t *value,
         const json_t *of = i < json_array_size(prefix) ? json_array_get(prefix, i) : items;
         if (of) rc = schema_admits(s, of, json_array_get(value, i), at);
     }
+    if (rc == 1 && schema_spend(s, at, n * n) < 0) return -ERANGE;
     for (size_t i = 0; rc == 1 && i < n && json_is_true(json_object_get(o, "uniqueItems")); i++)
         for (size_t k = 0; k < i; k++)
             if (json_equal(json_array_get(value, i), json_array_get(value, k))) return 0;
@@ -79,12 +80,11 @@ static int member_admits(struct schema *s, const json_t *o, const char *key, con
 
     json_object_foreach(json_object_get(o, "patternProperties"), pattern, of)
     {
-        struct dfa *d = NULL;
+        const struct dfa *d = NULL;
         if (rc != 1) return rc;
         rc = schema_pattern_dfa(s, pattern, at, &d);
         if (rc < 0) return rc;
         const bool takes = dfa_takes(d, key, strlen(key));
-        dfa_free(d);
         named |= takes;
         rc = takes ? schema_admits(s, of, v, at) : 1;
     }
@@ -127,21 +127,12 @@ static int string_admits(struct schema *s, const json_t *o, const json_t *value,
     return rc;
 }
 
-static int variant_admits(struct schema *s, const json_t *o, const json_t *value,
-                          const struct where *at)
+int schema_words_admit(struct schema *s, const json_t *o, const json_t *value,
+                       const struct where *at)
 {
     const unsigned type = type_of_value(value);
-    const json_t *all = json_object_get(o, "enum");
-    bool is_one = !all;
 
     if (!(schema_types(o) & type)) return 0;
-    for (size_t i = 0; !is_one && i < json_array_size(all); i++) {
-        const json_t *x = json_array_get(all, i);
-        is_one = json_equal(x, value) || (json_is_number(x) && json_is_number(value) &&
-                                          !(json_number_value(x) < json_number_value(value)) &&
-                                          !(json_number_value(x) > json_number_value(value)));
-    }
-    if (!is_one) return 0;
     switch (type) {
     case TYPE_INTEGER:
     case TYPE_NUMBER:
@@ -155,6 +146,26 @@ static int variant_admits(struct schema *s, const json_t *o, const json_t *value
     default:
         return 1;
     }
+}
+
+static bool same_value(const json_t *x, const json_t *y)
+{
+    if (!json_is_number(x) || !json_is_number(y)) return json_equal(x, y);
+    return !(json_number_value(x) < json_number_value(y)) &&
+           !(json_number_value(x) > json_number_value(y));
+}
+
+static int variant_admits(struct schema *s, const json_t *o, const json_t *value,
+                          const struct where *at)
+{
+    const json_t *all = json_object_get(o, "enum");
+    bool is_one = !all;
+    int rc = schema_spend(s, at, 1 + json_array_size(all));
+
+    for (size_t i = 0; !is_one && i < json_array_size(all); i++)
+        is_one = same_value(json_array_get(all, i), value);
+    if (rc < 0 || !is_one) return rc;
+    return schema_words_admit(s, o, value, at);
 }
 
 /* Recursion: into the value, whose depth is limited. */
@@ -211,9 +222,15 @@ static int parts_apart(struct schema *s, const json_t *x, const json_t *y, const
 static int objects_apart(struct schema *s, const json_t *a, const json_t *b, const struct where *at)
 {
     const json_t *required = json_object_get(b, "required");
+    const size_t names = 1 + json_object_size(json_object_get(a, "properties"));
     const char *name;
     json_t *v;
 
+    if (schema_spend(
+            s, at,
+            (names + json_array_size(required)) *
+                (json_array_size(required) + json_array_size(json_object_get(a, "required")))) < 0)
+        return -ERANGE;
     for (size_t i = 0; i < json_array_size(required); i++)
         if (cannot_make(a, json_string_value(json_array_get(required, i)))) return 1;
     json_object_foreach(json_object_get(a, "properties"), name, v)

@@ -25,8 +25,11 @@ struct schema {
     struct gram_builder *b;
     const json_t *root;
     struct err *err;
-    json_t *made;  /* array: schemas that were made of others; they live as long as this */
-    json_t *rules; /* rule by place or content of a schema */
+    json_t *made;     /* array: schemas that were made of others; they live as long as this */
+    json_t *rules;    /* rule by place or content of a schema */
+    struct dfa **dfa; /* [patterns]; of each pattern, once */
+    json_t *patterns; /* its number, by its text */
+    size_t work;
     unsigned depth;
     gram_node value, string, space, object; /* made when they are asked for; GRAM_NONE */
 };
@@ -34,7 +37,8 @@ struct schema {
 /* schema_words.c: what the words of a schema may be */
 int schema_fail(const struct schema *s, const struct where *at, int code, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
-void schema_place(const struct where *at, char *out, size_t cap); /* "#/properties/x" */
+int schema_spend(struct schema *s, const struct where *at, size_t work); /* -ERANGE: too much */
+void schema_place(const struct where *at, char *out, size_t cap);        /* "#/properties/x" */
 /* Words that are not known, or of the wrong type, are refused. */
 int schema_check_words(const struct schema *s, const json_t *schema, const struct where *at);
 bool schema_says(const json_t *schema);              /* has words that are no annotations */
@@ -51,6 +55,8 @@ int schema_resolve(const struct schema *s, const json_t *schema, const struct wh
                    const json_t **ret); /* what its $ref names */
 
 /* schema_check.c: values against schemas. 1 yes, 0 no, <0 failed. */
+int schema_words_admit(struct schema *s, const json_t *variant, const json_t *value,
+                       const struct where *at); /* all of a variant's words but its enum */
 int schema_admits(struct schema *s, const json_t *schema, const json_t *value,
                   const struct where *at);
 /* No value that is made from either variant meets the other. */
@@ -59,10 +65,10 @@ int schema_apart(struct schema *s, const json_t *a, const json_t *b, const struc
 /* schema_string.c: the texts of strings, without their quotes */
 int schema_string(struct schema *s, const json_t *schema, const struct where *at, gram_node *ret);
 /* All that its words say of a string's characters; NULL: nothing. */
-int schema_string_dfa(const struct schema *s, const json_t *schema, const struct where *at,
+int schema_string_dfa(struct schema *s, const json_t *schema, const struct where *at,
                       struct dfa **ret);
-int schema_pattern_dfa(const struct schema *s, const char *pattern, const struct where *at,
-                       struct dfa **ret);
+int schema_pattern_dfa(struct schema *s, const char *pattern, const struct where *at,
+                       const struct dfa **ret);                /* borrowed */
 gram_node schema_text(struct schema *s, const json_t *string); /* this one, with quotes */
 
 /* schema_object.c, schema.c */

@@ -227,12 +227,21 @@ static int merge(struct schema *s, const json_t *a, const json_t *b, const struc
 {
     const bool patterns =
         json_object_get(a, "patternProperties") || json_object_get(b, "patternProperties");
+    const size_t mine = json_array_size(json_object_get(a, "required")) +
+                        json_array_size(json_object_get(a, "enum")) + json_object_size(a);
+    const size_t more = json_array_size(json_object_get(b, "required")) +
+                        json_array_size(json_object_get(b, "enum")) + json_object_size(b);
     json_t *out;
 
     if (!schema_says(a) || !schema_says(b)) {
         *ret = schema_says(a) ? a : b;
         return 0;
     }
+    if (schema_spend(s, at,
+                     mine * (mine + more) + more * more +
+                         json_object_size(json_object_get(a, "properties")) +
+                         json_object_size(json_object_get(b, "properties"))) < 0)
+        return -ERANGE;
     if (patterns)
         return schema_fail(s, at, -ENOTSUP,
                            "'patternProperties' of combined schemas are not supported");
@@ -379,7 +388,8 @@ int schema_variants(struct schema *s, const json_t *schema, const struct where *
                            "schemas are nested too deep, or name each other in a circle");
     }
     s->depth++;
-    rc = schema_check_words(s, schema, at);
+    rc = schema_spend(s, at, 16 * (1 + json_object_size(schema)));
+    if (rc == 0) rc = schema_check_words(s, schema, at);
     json_array_append_new(all, plain_words(schema));
     if (rc == 0) rc = add_parts(s, schema, at, &all);
     s->depth--;

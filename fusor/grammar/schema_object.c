@@ -104,10 +104,13 @@ static int unnamed_dfa(struct schema *s, const json_t *o, struct dfa **ret)
 }
 
 /* d and (or without) the other; d is replaced. */
-static int narrow(struct dfa **d, const struct dfa *by, bool without)
+static int narrow(struct schema *s, const struct where *at, struct dfa **d, const struct dfa *by,
+                  bool without)
 {
     struct dfa *others = NULL, *both = NULL;
-    int rc = without ? dfa_others(by, &others) : 0;
+    int rc = schema_spend(s, at, 2 * DFA_STATES_MAX);
+
+    if (rc == 0 && without) rc = dfa_others(by, &others);
 
     if (rc == 0) rc = dfa_both(*d, without ? others : by, &both);
     dfa_free(others);
@@ -123,16 +126,15 @@ static int other_names(struct schema *s, const json_t *o, const char *pattern,
 {
     const json_t *names = json_object_get(o, "propertyNames"), *variants = NULL;
     struct dfa *d = NULL, *more = NULL;
+    const struct dfa *named = NULL;
     int rc = unnamed_dfa(s, o, &d);
     const char *p;
     json_t *v;
 
     json_object_foreach(json_object_get(o, "patternProperties"), p, v)
     {
-        if (rc == 0) rc = schema_pattern_dfa(s, p, at, &more);
-        if (rc == 0) rc = narrow(&d, more, !pattern || strcmp(p, pattern) != 0);
-        dfa_free(more);
-        more = NULL;
+        if (rc == 0) rc = schema_pattern_dfa(s, p, at, &named);
+        if (rc == 0) rc = narrow(s, at, &d, named, !pattern || strcmp(p, pattern) != 0);
     }
     if (rc == 0 && names) rc = schema_variants(s, names, at, &variants);
     if (rc == 0 && json_array_size(variants) > 1)
@@ -142,7 +144,7 @@ static int other_names(struct schema *s, const json_t *o, const char *pattern,
         if (json_object_get(only, "enum"))
             rc = schema_fail(s, at, -ENOTSUP, "'propertyNames' with 'enum' is not supported");
         if (rc == 0) rc = schema_string_dfa(s, only, at, &more);
-        if (rc == 0 && more) rc = narrow(&d, more, false);
+        if (rc == 0 && more) rc = narrow(s, at, &d, more, false);
         dfa_free(more);
     } else if (rc == 0 && names) {
         rc = schema_fail(s, at, -ENOTSUP, "'propertyNames': false is not supported");
@@ -151,7 +153,7 @@ static int other_names(struct schema *s, const json_t *o, const char *pattern,
         dfa_free(d);
     else
         *ret = d;
-    return rc == -ERANGE
+    return rc == -ERANGE && s->work <= SCHEMA_WORK_MAX
                ? schema_fail(s, at, rc, "its names are too large (%d states)", DFA_STATES_MAX)
                : rc;
 }
@@ -225,10 +227,9 @@ static int member_schema(struct schema *s, const json_t *o, const char *name,
     if (own) json_array_append(all, own);
     json_object_foreach(json_object_get(o, "patternProperties"), pattern, v)
     {
-        struct dfa *d = NULL;
+        const struct dfa *d = NULL;
         if (rc == 0) rc = schema_pattern_dfa(s, pattern, at, &d);
         if (rc == 0 && dfa_takes(d, name, strlen(name))) json_array_append(all, v);
-        dfa_free(d);
     }
     if (json_array_size(all) == 0 && rest) json_array_append(all, rest);
     if (rc == 0) rc = name_meets(s, o, name, at);

@@ -99,10 +99,11 @@ static bool read_length(const json_t *o, const char *word, uint32_t *ret)
 
 static int too_large(const struct schema *s, int rc, const struct where *at)
 {
-    return rc == -ERANGE ? schema_fail(s, at, rc,
-                                       "the string's conditions together are too large (%d states)",
-                                       DFA_STATES_MAX)
-                         : rc;
+    return rc == -ERANGE && s->work <= SCHEMA_WORK_MAX
+               ? schema_fail(s, at, rc,
+                             "the string's conditions together are too large (%d states)",
+                             DFA_STATES_MAX)
+               : rc;
 }
 
 /* d: what there was before (taken over; may be NULL), and `more` (taken over). */
@@ -121,18 +122,40 @@ static int both(struct dfa **d, struct dfa *more)
     return rc;
 }
 
-int schema_pattern_dfa(const struct schema *s, const char *pattern, const struct where *at,
-                       struct dfa **ret)
+/* An automaton of a node of characters; charged as if it were large. */
+static int spend_dfa(struct schema *s, gram_node n, const struct where *at, struct dfa **ret)
 {
-    gram_node n = GRAM_NONE;
-    int rc = add_expression(s, pattern, true, at, &n);
+    const int rc = schema_spend(s, at, DFA_STATES_MAX);
 
-    if (rc == 0) rc = dfa_of(s->b, n, ret);
-    return too_large(s, rc, at);
+    return rc < 0 ? rc : dfa_of(s->b, n, ret);
 }
 
-int schema_string_dfa(const struct schema *s, const json_t *o, const struct where *at,
-                      struct dfa **ret)
+int schema_pattern_dfa(struct schema *s, const char *pattern, const struct where *at,
+                       const struct dfa **ret)
+{
+    const json_t *known = json_object_get(s->patterns, pattern);
+    const size_t n = json_object_size(s->patterns);
+    gram_node node = GRAM_NONE;
+    struct dfa **more;
+    int rc;
+
+    if (known) {
+        *ret = s->dfa[json_integer_value(known)];
+        return 0;
+    }
+    more = mem_realloc(s->dfa, (n + 1) * sizeof(struct dfa *));
+    if (!more) return -ENOMEM;
+    s->dfa = more;
+    rc = add_expression(s, pattern, true, at, &node);
+    if (rc == 0) rc = spend_dfa(s, node, at, &s->dfa[n]);
+    if (rc < 0) return too_large(s, rc, at);
+    *ret = s->dfa[n];
+    if (json_object_set_new(s->patterns, pattern, json_integer((json_int_t)n)) == 0) return 0;
+    dfa_free(s->dfa[n]);
+    return -ENOMEM;
+}
+
+int schema_string_dfa(struct schema *s, const json_t *o, const struct where *at, struct dfa **ret)
 {
     uint32_t min = 0, max = GRAM_NO_END;
     const bool low = read_length(o, "minLength", &min), high = read_length(o, "maxLength", &max);
@@ -143,11 +166,12 @@ int schema_string_dfa(const struct schema *s, const json_t *o, const struct wher
         gram_node n = GRAM_NONE;
         rc = expression_at(s, o, i, at, &n);
         if (rc < 0 || n == GRAM_NONE) break;
-        rc = dfa_of(s->b, n, &more);
+        rc = spend_dfa(s, n, at, &more);
         if (rc == 0) rc = both(&d, more);
     }
     if (rc == 0 && (low || high)) {
-        rc = dfa_of_lengths(min, max, &more);
+        rc = schema_spend(s, at, DFA_STATES_MAX);
+        if (rc == 0) rc = dfa_of_lengths(min, max, &more);
         if (rc == 0) rc = both(&d, more);
     }
     if (rc == 0)

@@ -105,6 +105,14 @@ int schema_fail(const struct schema *s, const struct where *at, int code, const 
     return err_set(s->err, code, "at '%s': %s", place, why);
 }
 
+int schema_spend(struct schema *s, const struct where *at, size_t work)
+{
+    s->work += work;
+    return s->work > SCHEMA_WORK_MAX
+               ? schema_fail(s, at, -ERANGE, "it takes too long to see what can meet it")
+               : 0;
+}
+
 static bool is_type(const json_t *v)
 {
     for (size_t i = 0; i < N(types); i++)

@@ -193,6 +193,23 @@ TEST(texts_share_their_beginnings)
     gram_vocab_destroy(v);
 }
 
+TEST(texts_within_texts_are_limited)
+{
+    static char a[1000];
+    struct gram_text t[1000];
+    struct gram_vocab *v = kit_vocab(NULL);
+    struct gram_builder *b = builder();
+    struct gram *g = NULL;
+    struct err err;
+
+    memset(a, 'a', sizeof a);
+    for (size_t i = 0; i < 1000; i++)
+        t[i] = (struct gram_text){a, i};
+    ASSERT_ERR(gram_compile(b, gram_texts(b, t, 1000), v, &g, &err), -ERANGE);
+    gram_builder_destroy(b);
+    gram_vocab_destroy(v);
+}
+
 TEST(expressions)
 {
     static const struct {
@@ -415,6 +432,38 @@ TEST(wandering_texts)
         }
         gram_destroy(g);
     }
+    gram_vocab_destroy(v);
+}
+
+/* More states than the budget holds: they are forgotten on the way, and no text notices. */
+TEST(states_are_forgotten_and_made_again)
+{
+    enum { LEN = 100000 };
+    struct gram_vocab *v = kit_vocab(NULL);
+    struct gram *g = regex("(\\(([^x]{0,100000})\\)|y)", GRAM_JSON, false, v);
+    const size_t words = (kit_vocab_size() + 63) / 64;
+    uint64_t before[16];
+    const uint64_t *set;
+    struct gram_run *r = NULL;
+
+    ASSERT_OK(gram_run_create(g, 2, &r));
+    ASSERT_OK(gram_run_take(r, 1, '('));
+    ASSERT_OK(gram_run_take(r, 1, 0xC3)); /* within a character */
+    ASSERT_OK(gram_run_allowed(r, 1, &set));
+    memcpy(before, set, words * sizeof *set);
+    ASSERT_OK(gram_run_take(r, 0, '('));
+    for (int i = 0; i < LEN; i++)
+        ASSERT_EQ(gram_run_take(r, 0, 'a' + i % 23), 0);
+    ASSERT_ERR(gram_run_take(r, 0, 'a'), -EINVAL);
+    ASSERT_OK(gram_run_allowed(r, 1, &set));
+    ASSERT_MEMEQ(before, set, words * sizeof *set);
+    ASSERT_EQ(gram_run_take(r, 1, 0xA9), 0);
+    ASSERT_EQ(gram_run_take(r, 1, ')'), 0); /* which may as well be a character */
+    ASSERT_EQ(gram_run_take(r, 1, KIT_END), 1);
+    ASSERT_EQ(gram_run_take(r, 0, ')'), 1);
+    ASSERT_EQ(gram_run_take(r, 0, KIT_END), 1);
+    gram_run_destroy(r);
+    gram_destroy(g);
     gram_vocab_destroy(v);
 }
 
