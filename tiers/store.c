@@ -2,7 +2,7 @@
 #include "tiers/store.h"
 
 #include "kernels/gpu.h"
-#include "tiers/store_entry.h"
+#include "tiers/store_load.h"
 
 enum {
     STORE_BYTES_MIN = 64 << 10, /* chosen: bookkeeping plus a few records of a test model */
@@ -21,7 +21,8 @@ static uint64_t pow2_clamp(uint64_t v, uint64_t lo, uint64_t hi)
 static int locks_init(struct store *s)
 {
     bool ok = pthread_mutex_init(&s->m, NULL) == 0 && wait_init(&s->wake) == 0 &&
-              wait_init(&s->idle) == 0;
+              wait_init(&s->idle) == 0 && pthread_mutex_init(&s->checks.ahead.m, NULL) == 0 &&
+              pthread_cond_init(&s->checks.ahead.more, NULL) == 0;
     for (int i = 0; ok && i < SHARDS; i++)
         ok = pthread_mutex_init(&s->shard[i].m, NULL) == 0 && wait_init(&s->shard[i].arrived) == 0;
     return ok ? 0 : -ENOMEM;
@@ -158,6 +159,7 @@ int store_create(const struct store_opts *o, struct store **ret, struct err *err
         store_free(s);
         return err_set(err, -EAGAIN, "no thread for the store's maintenance");
     }
+    if (o->check_ahead) ahead_start(s);
     store_arena_register(s, s->pool.base, s->pool.size_bytes);
     *ret = s;
     return 0;
@@ -179,6 +181,7 @@ void store_destroy(struct store *s)
     pthread_mutex_unlock(&s->m);
     for (size_t i = 0; i < s->n_tiers; i++)
         s->tier[i].t->ops->destroy(s->tier[i].t);
+    ahead_stop(s);
     pthread_mutex_lock(&s->m);
     for (struct entry_link *l = s->all.next, *next; l != &s->all; l = next) {
         next = l->next;
@@ -194,5 +197,7 @@ void store_destroy(struct store *s)
     pthread_mutex_destroy(&s->m);
     pthread_cond_destroy(&s->wake);
     pthread_cond_destroy(&s->idle);
+    pthread_mutex_destroy(&s->checks.ahead.m);
+    pthread_cond_destroy(&s->checks.ahead.more);
     store_free(s);
 }

@@ -83,9 +83,23 @@ struct sides { /* store_side.c; a lock of its own, below all others */
     uint64_t budget_bytes, used_bytes, hits, evictions;
     struct entry_link lru; /* newest first */
 };
+enum { AHEAD_RING = 2048, AHEAD_THREADS_MAX = 4 }; /* chosen: two hundred records of ten parts */
+struct store_ahead { /* store_ahead.c; a lock of its own, below all others */
+    pthread_mutex_t m;
+    pthread_cond_t more;
+    pthread_t thread[AHEAD_THREADS_MAX];
+    unsigned n_threads; /* constant once the store is open */
+    struct ahead_part { /* that has come, with a reference of its entry */
+        struct entry *e;
+        uint32_t part;
+    } *ring;            /* [AHEAD_RING] */
+    unsigned first, n;
+    bool closing;
+};
 struct store_checks {        /* of what RAM is not trusted with any more, store_check.c */
     uint64_t every_ns;       /* constant; tests say 0 */
     struct entry_link queue; /* the one that has waited longest is first */
+    struct store_ahead ahead;
     uint64_t after_ns;       /* not before: what they may take of a core is used up */
 };
 struct store_reader { /* a device that copies from RAM, and the arena's pieces pinned for it */

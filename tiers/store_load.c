@@ -129,6 +129,7 @@ static int load_on_part(struct tier_op *op, uint32_t part)
     if (!e->load.first_ns) e->load.first_ns = clock_ns();
     pthread_mutex_lock(&sh->m);
     e->part_ok[part] = 1;
+    ahead_queue(s, e, part);
     if (sh->waiters) pthread_cond_broadcast(&sh->arrived);
     pthread_mutex_unlock(&sh->m);
     return 0;

@@ -36,6 +36,14 @@ void check_queue(struct store *s, struct entry *e); /* what was sound; no lock h
 void check_run(struct store *s); /* one that is queued, if it is time; m held; let go meanwhile */
 bool scores_finite(const uint8_t *header, const struct record_layout *l, uint32_t n);
 
+/* ---- store_ahead.c ---- */
+/* Threads, as many as a quarter of the cores bears. What they could not be had for readers do. */
+void ahead_start(struct store *s);
+void ahead_stop(struct store *s); /* once no tier brings anything */
+/* Shard's lock held. A part that came; all of a record that is here, if its last group is new. */
+void ahead_queue(struct store *s, struct entry *e, uint32_t part);
+void ahead_unread(struct store *s, struct entry *e);
+
 /* ---- store_load.c ---- */
 /* Ask the tiers from `from` on, until one takes the read, for a LOADING entry that was entered; its
  * worth, deadline and priority are set. `other`: the first for the record's other form. The load's

@@ -82,6 +82,7 @@ static enum lookup lookup_ram(struct store *s, const struct store_ask *a, struct
     } else {
         attach(sh, e, p);
         used_now(sh, e, now_s);
+        ahead_unread(s, e);
         r = LOOKUP_HIT;
     }
     pthread_mutex_unlock(&sh->m);

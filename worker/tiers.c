@@ -92,6 +92,7 @@ int wk_tiers_open(struct worker *w, struct store_opts *o, struct err *err)
     struct kn_dev *dev = fus_core_dev(w->core);
     int rc = 0;
 
+    o->check_ahead = !kn_info(dev)->is_host;
     if (w->o.tiers.gpu_bytes)
         rc = add_gpu(w, o, err);
     else if (!kn_info(dev)->is_host && (rc = kn_dev_gpu(dev, &w->tiers.gpu, err)) == 0)

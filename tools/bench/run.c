@@ -29,6 +29,7 @@ int bench_store_create(const struct bench *b, uint64_t ram_bytes, struct tier *b
                                  .n_tiers = behind != NULL,
                                  .tier = {{.tier = behind}},
                                  .reader = b->gpu,
+                                 .check_ahead = b->gpu != NULL,
                                  .side_layer =
                                      behind ? b->profile.side_layer : 0}; /* as a worker */
     const int r = store_create(&o, ret, err);

@@ -22,6 +22,7 @@ struct store *kit_store(const struct tier_ident *id, uint64_t ram_bytes, const s
     if (t) o.side_layer = t->side_layer;
     if (t) o.auth_key = t->auth_key;
     if (t && t->finite) o.finite = kn_finite;
+    o.check_ahead = t && t->check_ahead;
     for (size_t i = 0; t && i < t->n; i++)
         o.tier[o.n_tiers++] = (struct store_tier_opts){&t->mock[i]->tier, t->q8[i]};
     ASSERT_OK(store_create(&o, &s, &err));

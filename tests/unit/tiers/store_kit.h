@@ -17,6 +17,7 @@ struct kit_tiers {
     unsigned side_layer;
     const uint8_t *auth_key;
     bool finite; /* what comes is checked for numbers */
+    bool check_ahead;
     size_t n;
 };
 extern const struct tier_ident kit_small, kit_large;

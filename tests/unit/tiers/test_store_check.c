@@ -3,6 +3,7 @@
 #include "tests/unit/tiers/store_kit.h"
 
 #include <math.h>
+#include <sched.h>
 
 enum { MIB = 1 << 20 };
 static const uint8_t our_key[AUTH_KEY_BYTES] = {1, 2, 3}, other_key[AUTH_KEY_BYTES] = {1, 2, 4};
@@ -480,4 +481,96 @@ TEST(checks_take_a_bounded_share_of_a_core)
     ASSERT_TRUE(wall_ms > 10 * cpu_ms);
     ASSERT_EQ(kit_stats(s).corrupt, 0);
     store_destroy(s);
+}
+
+/* ---- ahead of readers ---- */
+
+static bool all_sound(const struct entry *e)
+{
+    for (uint32_t g = 0; g < e->layout.n_groups; g++)
+        if (e->group_ok[g] != GROUP_OK) return false;
+    return true;
+}
+
+static struct store *cold_ahead(const uint8_t *key, struct mock **ret)
+{
+    struct mock *m = mock_create("near", false);
+    struct kit_tiers t = tiers_of(m, key);
+    struct tier_key k = kit_key(&kit_large, 1);
+    t.check_ahead = true;
+    struct store *s = kit_store(&kit_large, 16 * MIB, &t);
+    ASSERT_TRUE(s->checks.ahead.n_threads > 0);
+    ASSERT_EQ(kit_put(s, 1), 1);
+    kit_flush(s);
+    ASSERT_EQ(store_evict(s, &k, "ram"), 1);
+    *ret = m;
+    return s;
+}
+
+TEST(what_a_tier_brings_is_checked_before_it_is_read)
+{
+    const uint8_t *keys[] = {NULL, our_key};
+    for (int i = 0; i < 2; i++) {
+        struct mock *m;
+        struct store *s = cold_ahead(keys[i], &m);
+        struct store_pin *p;
+        enum store_miss why;
+        ASSERT_EQ(kit_look(s, 1, &p, &why), 1);
+        while (!all_sound(p->e))
+            (void)sched_yield();
+        ASSERT_EQ(kit_check(s, p, 1), 0);
+        store_pin_release(p);
+        store_destroy(s);
+    }
+}
+
+/* The reader is told, as if it had looked alone; layers before it are good. */
+TEST(what_is_damaged_is_left_to_its_reader)
+{
+    struct mock *m;
+    struct store *s = cold_ahead(our_key, &m);
+    struct tier_key k = kit_key(&kit_large, 1);
+    struct store_pin *p;
+    enum store_miss why;
+    struct bytes b;
+    bytes_of(m, &k, &b);
+    record_group(b.part, &b.v.layout, 1)[100] ^= 1;
+    ASSERT_EQ(kit_look(s, 1, &p, &why), 1);
+    while (p->e->group_ok[0] != GROUP_OK || p->e->group_ok[2] != GROUP_OK)
+        (void)sched_yield();
+    ASSERT_EQ(p->e->group_ok[1], GROUP_NEW);
+    ASSERT_EQ(kit_check_layer(s, p, 1, 1), 0);
+    ASSERT_EQ(kit_check_layer(s, p, 1, 2), -EBADMSG);
+    store_pin_release(p);
+    ASSERT_EQ(kit_stats(s).corrupt, 1);
+    kit_empty(s);
+    store_destroy(s);
+}
+
+TEST(what_was_built_is_checked_before_it_is_first_read)
+{
+    struct mock *m;
+    struct store *s = cold_ahead(NULL, &m);
+    struct store_pin *p;
+    enum store_miss why;
+    ASSERT_EQ(kit_put(s, 2), 1);
+    ASSERT_EQ(kit_look(s, 2, &p, &why), 1);
+    while (!all_sound(p->e))
+        (void)sched_yield();
+    ASSERT_EQ(kit_check(s, p, 2), 0);
+    store_pin_release(p);
+    store_destroy(s);
+}
+
+TEST(destroying_while_parts_wait_to_be_checked)
+{
+    for (int i = 0; i < 20; i++) {
+        struct mock *m;
+        struct store *s = cold_ahead(our_key, &m);
+        struct store_pin *p;
+        enum store_miss why;
+        ASSERT_EQ(kit_look(s, 1, &p, &why), 1);
+        store_pin_release(p);
+        store_destroy(s);
+    }
 }
