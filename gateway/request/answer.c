@@ -2,12 +2,13 @@
  *
  * An event stream is passed on event by event: bytes behind the last complete event are held back,
  * so that a target's death can always be told in a well-formed frame and a comment never lands
- * inside an event; events come in one piece as a rule, so nothing waits. Headers and comments go
- * out at once, events that only open the answer (a role) with its first token: until then a target
- * that dies has said nothing, and the next one goes on in the same response. Any other answer is
- * collected while it is small, so that a death in its middle becomes a clean 502; a longer one is
- * streamed as it comes, and cut without an end when its target dies: no client takes half an answer
- * for a whole one. */
+ * inside an event; events come in one piece as a rule, so nothing waits. Headers, comments and
+ * reports of the prompt's progress go out at once, events that only open the answer (a role) with
+ * its first token: until then a target that dies has said nothing that counts, and the next one
+ * goes on in the same response, its progress from the start. Any other answer is collected while it
+ * is small, so that a death in its middle becomes a clean 502; a longer one is streamed as it
+ * comes, and cut without an end when its target dies: no client takes half an answer for a whole
+ * one. */
 #include "gateway/request/answer.h"
 
 #include "base/clock.h"
@@ -124,6 +125,15 @@ static void write_events(struct gw_req *q, const char *data, size_t len)
     write_bytes(q, data, len);
 }
 
+/* Those before the first token: an answer's tokens and usage are not among them. */
+static void pass_events(struct gw_req *q, const char *data, size_t len)
+{
+    if (q->ans.taken)
+        write_events(q, data, len);
+    else
+        write_bytes(q, data, len);
+}
+
 /* The answer counts from here on: this was the last try. */
 static void take_part(struct gw_req *q)
 {
@@ -150,7 +160,7 @@ static void on_events(struct gw_req *q, const char *data, size_t len)
     struct buf *held = &q->ans.body;
     if (held->len == 0) { /* the usual case: whole events, nothing copied */
         size_t n = ripe_events(q, data, len);
-        write_events(q, data, n);
+        pass_events(q, data, n);
         data += n;
         len -= n;
     }
@@ -160,7 +170,7 @@ static void on_events(struct gw_req *q, const char *data, size_t len)
         return;
     }
     size_t n = ripe_events(q, held->data, held->len);
-    write_events(q, held->data, n);
+    pass_events(q, held->data, n);
     buf_consume(held, n);
     if (held->len < EVENT_BYTES_MAX) return;
     if (!q->ans.taken) take_part(q);
