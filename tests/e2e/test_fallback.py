@@ -195,6 +195,19 @@ def test_a_full_fallback_holds_up_nobody_else():
         assert len(up.requests) == 4
 
 
+def test_a_bound_on_all_requests_counts_the_fallback():
+    hello = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
+    with Upstream() as up, site(up, "--max-inflight", "1") as g:
+        up.plan = [{"wait_s": 60}]
+        held = g.open(CHAT, json.dumps(picture()).encode())
+        until("it is there", lambda: len(up.requests) == 1)
+        waits = g.open(CHAT, json.dumps(hello).encode())
+        until("the next one waits", lambda: g.metric("kvblend_gateway_queue_length") == 1)
+        held.close()
+        assert b" 200 " in read_until(waits, b"\r\n\r\n")
+        waits.close()
+
+
 def test_the_configuration_is_checked():
     def check(text):
         with tempfile.TemporaryDirectory() as d:
