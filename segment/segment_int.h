@@ -80,7 +80,7 @@ struct seg_presets {
     struct pat_list question; /* lead-ins of the question, for all texts */
 };
 
-struct seg_builtin { /* the embedded copy of etc/presets, made by embed.c */
+struct seg_builtin { /* the embedded copy of etc/presets, made by base/embed.c */
     const char *file;
     const char *json;
 };

@@ -139,6 +139,8 @@ void wk_reply_error(struct wk_call *c, const struct api_err *e)
     /* What the request itself got wrong fails again. */
     if (e->retry != API_RETRY_DEFAULT || (e->status < 500 && e->status != 408 && e->status != 429))
         buf_addf(&h, "x-should-retry: %s\r\n", e->retry == API_RETRY_YES ? "true" : "false");
+    if (api_err_is(e, API_UNSUPPORTED_PARAMETER)) /* another server may: the gateway asks one */
+        (void)http_header_add(&h, "x-kvblend-unsupported", e->param);
     if (e->status == 401) buf_adds(&h, "WWW-Authenticate: Bearer\r\n");
     if (e->status == 405) buf_addf(&h, "Allow: %s\r\n", e->param[0] ? e->param : "GET");
     if (buf_status(&body) < 0 || buf_status(&h) < 0)

@@ -339,6 +339,16 @@ static void prefill_left(struct fus_engine *e, struct fus_job *again)
     e->reserved = 0;
 }
 
+static void tell_progress(const struct fus_job *j)
+{
+    const struct fus_request *r = &j->req;
+    struct fus_progress p;
+    if (!r->ops->on_progress) return;
+    fus_prefill_progress(j->prefill, &p);
+    p.ms = clock_ms_since(j->start_ns);
+    r->ops->on_progress(r->ctx, &p);
+}
+
 /* Take the request that was due first off the queue. false: there is none, or not yet. */
 static bool start_next(struct fus_engine *e)
 {
@@ -357,7 +367,10 @@ static bool start_next(struct fus_engine *e)
     if (r <= 0) prefill_left(e, r == 0 ? j : NULL);
     if (r < 0) job_fail(j, r);
     if (r != 0) unit_end(e, &u);
-    if (r > 0) j->worked_ns = u.u.spent_ns;
+    if (r > 0) {
+        j->worked_ns = u.u.spent_ns;
+        tell_progress(j);
+    }
     return r != 0;
 }
 
@@ -422,6 +435,7 @@ static bool prefill_step(struct fus_engine *e)
     unit_end(e, &u);
     if (r == 1) {
         j->worked_ns += u.u.spent_ns;
+        tell_progress(j);
         return true;
     }
     prefill_left(e, NULL);

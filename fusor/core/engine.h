@@ -78,6 +78,9 @@ struct fus_request_ops { /* engine thread */
     /* Is a chunk of it about to be built urgently? Then it starts behind such builds, as long as
      * they get on, and on_plan finds what they made. May be NULL. */
     bool (*waits)(void *ctx);
+    /* Once the prefill has begun, and behind each of its steps but the last: a layer, or as much of
+     * it as streams allow. May be NULL, and then costs nothing. */
+    void (*on_progress)(void *ctx, const struct fus_progress *p);
 };
 struct fus_request {
     struct fus_plan plan; /* its arrays must stay valid until on_done */

@@ -743,6 +743,43 @@ int fus_prefill_steps(struct fus_prefill *f)
 
 /* ---- results ---- */
 
+/* Reused tokens that are, or will be, computed again. */
+static size_t n_again(const struct fus_prefill *f)
+{
+    const bool chooses = f->how->pass || f->how->by_deviation || f->plan.strategy == POL_SINK;
+    return chooses && f->core->cfg.L > 1 ? fus_select_budget(f) : 0;
+}
+
+/* Rows that have gone through so many layers of the answer, whose set shrinks where it is chosen by
+ * deviation. */
+static double answer_rows(const struct fus_prefill *f, unsigned layers)
+{
+    const size_t all = f->plan.n_tok - f->report.n_prefix;
+    const size_t n = all - f->n_reusable + n_again(f);
+    const bool shrinks = f->how->by_deviation && n < all;
+    const unsigned whole = !shrinks                        ? 0
+                           : layers <= f->plan.check_layer ? layers
+                                                           : f->plan.check_layer + 1;
+    return (double)whole * (double)all + (double)(layers - whole) * (double)n;
+}
+
+void fus_prefill_progress(const struct fus_prefill *f, struct fus_progress *ret)
+{
+    const unsigned L = f->core->cfg.L;
+    const size_t again = n_again(f);
+    const size_t ask = f->plan.n_tok - f->report.n_prefix - f->n_reusable - f->n_missed;
+    const double asked = f->how->pass && again > 0 ? (double)ask * f->plan.score_hi : 0;
+    double rows = f->part == PART_B ? (double)f->row0 : f->part == PART_SCORE ? f->n_rows : 0;
+    if (f->stage == STAGE_SCORE) rows += (double)ask * f->layer;
+    if (f->stage == STAGE_MAIN) rows += asked + answer_rows(f, f->layer);
+    if (f->stage >= STAGE_HEAD) rows = asked + answer_rows(f, L);
+    if (f->stage == STAGE_LAYER0) rows = 0;
+    const double all = asked + answer_rows(f, L);
+    *ret = (struct fus_progress){.n_tok = f->plan.n_tok,
+                                 .n_held = (uint32_t)(f->report.n_prefix + f->n_reusable - again),
+                                 .done = rows < all ? rows / all : 1};
+}
+
 const float *fus_prefill_logits(const struct fus_prefill *f, size_t *ret_rows)
 {
     *ret_rows = f->stage == STAGE_DONE ? f->n_logits : 0;

@@ -98,6 +98,13 @@ struct fus_step {
 void fus_prefill_next(const struct fus_prefill *f, struct fus_step *ret);
 /* Whether the next step would not wait for stored KV: a scheduler does something else meanwhile. */
 bool fus_prefill_ready(const struct fus_prefill *f);
+struct fus_progress {
+    uint32_t n_tok;  /* of the prompt */
+    uint32_t n_held; /* of them that need no work: prefix, and reused as far as is known */
+    double done; /* share of the others' work, by rows and layers, 0…1; a restart begins anew */
+    double ms;   /* since the prefill began; the engine's to say */
+};
+void fus_prefill_progress(const struct fus_prefill *f, struct fus_progress *ret);
 /* Logits rows [n_rows, V] for positions logits_from…, valid until end(). */
 const float *fus_prefill_logits(const struct fus_prefill *f, size_t *ret_rows);
 const struct fus_report *fus_prefill_report(const struct fus_prefill *f);

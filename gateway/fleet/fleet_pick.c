@@ -199,6 +199,7 @@ static void look_at(struct gw_fleet *f, struct gw_target *t, const struct gw_wan
 {
     const char *sent = NULL;
     if (t->retired || t->leaving || (t->worker ? w->upstream_only : w->worker_only)) return;
+    if (w->upstream && (t->worker || strcmp(t->name, w->upstream) != 0)) return;
     if (w->path && !(t->up && gw_upstream_opens(t->up, w->path))) return;
     enum fleet_serves serves = fleet_serves(f, t, w->model, &sent);
     if (serves == FLEET_NO) return;

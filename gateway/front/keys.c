@@ -115,6 +115,7 @@ static const struct gw_entry_field fields[] = {
     {"weight", GW_ENTRY_DOUBLE, AT(claims.weight), POL_FAIR_WEIGHT_MIN, POL_FAIR_WEIGHT_MAX, NULL},
     {"priority", GW_ENTRY_UINT, AT(claims.priority), 0, POL_FAIR_CLASSES - 1, NULL},
     {"max_ttft", GW_ENTRY_MS, AT(claims.max_ttft_ms), 1, UINT32_MAX, NULL},
+    {"fallback", GW_ENTRY_BOOL, AT(fallback), 0, 0, NULL},
     {0}};
 #undef AT
 
@@ -140,7 +141,7 @@ static int parse_words(struct gw_keys *k, struct entry *e, char *text, const cha
             if (r == -ENOENT)
                 return err_set(err, -EINVAL,
                                "%s: expected id=, namespace=, models=, rpm=, tpm=, concurrency=, "
-                               "weight=, priority= or max_ttft= behind the key",
+                               "weight=, priority=, max_ttft= or fallback= behind the key",
                                where);
             if (r == -EINVAL)
                 return err_set(err, r, "%s: %s= has a value that cannot be used", where, w);
@@ -159,7 +160,7 @@ static int add_entry(struct gw_keys *k, const char *text, const struct gw_limit 
     if (!p) return -ENOMEM;
     k->entry = p;
     struct entry *e = &k->entry[k->n];
-    *e = (struct entry){.key = {.limit = *defaults, .claims = usual}};
+    *e = (struct entry){.key = {.limit = *defaults, .claims = usual, .fallback = true}};
     char *copy = mem_strdup(text);
     if (!copy) return -ENOMEM;
     k->n++;
@@ -313,6 +314,7 @@ int gw_keys_create(const struct gw_key_source *from, const struct gw_keys *old,
     (void)pthread_mutex_init(&k->lock, NULL);
     k->anyone.limit = *defaults;
     k->anyone.claims = usual;
+    k->anyone.fallback = true;
     if (getrandom(k->salt, sizeof k->salt, 0) != (ssize_t)sizeof k->salt) r = -EIO;
     for (size_t i = 0; r == 0 && i < from->n; i++) {
         char where[40];

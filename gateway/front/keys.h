@@ -2,7 +2,7 @@
  *
  * One entry per key, in the configuration or a line of a file (# comments):
  *   KEY|sha256:HEX|sha256:SALT:HEX [id=NAME] [namespace=NS] [models=GLOB,…] [rpm=N] [tpm=N]
- *   [concurrency=N] [weight=W] [priority=N] [max_ttft=DURATION]
+ *   [concurrency=N] [weight=W] [priority=N] [max_ttft=DURATION] [fallback=BOOL]
  * HEX is SHA-256 of SALT followed by the key. Kept and compared as hashes without an early exit, so
  * that neither length nor position of a difference shows in the time taken. Several keys may have
  * one id (to change a key without a gap): they share its account and must agree on its limits. No
@@ -35,6 +35,7 @@ struct gw_key {
     char *models;             /* comma separated globs; NULL: all */
     struct gw_limit limit;
     struct gw_claims claims;
+    bool fallback; /* its requests may go to `fallback.upstream` */
     struct gw_account *account;
     bool twin; /* an entry before it has the same id and account */
 };

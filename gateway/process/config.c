@@ -171,6 +171,20 @@ static void check_devices(const struct gw_config *c, struct buf *out)
         (void)buf_adds(out, "worker.nvme: workers of several GPUs cannot share a block device\n");
 }
 
+static void check_fallback(const struct gw_config *c, const struct gw_upstreams *l, struct buf *out)
+{
+    const char *name = c->fallback_upstream;
+    if (c->fallback_model && !name)
+        (void)buf_adds(out, "fallback.model: expected with fallback.upstream\n");
+    for (size_t i = 0; name && l && i < l->n; i++)
+        if (strcmp(l->up[i].name, name) == 0) return;
+    if (name && l)
+        (void)buf_addf(out,
+                       "fallback.upstream: expected the name of an entry of upstreams, found "
+                       "\"%.60s\"\n",
+                       name);
+}
+
 static int check_whole(const struct gw_config *c, struct buf *out)
 {
     const size_t before = out->len;
@@ -191,6 +205,7 @@ static int check_whole(const struct gw_config *c, struct buf *out)
     struct err err = {0};
     int r = gw_upstreams_parse(c, false, &ups, &err);
     if (r == 0) r = gw_upstreams_parse(c, true, &workers, &err);
+    check_fallback(c, ups, out);
     if (r < 0) (void)buf_addf(out, "%s\n", err.msg[0] ? err.msg : "upstreams: out of memory");
     r = out->len > before ? -EINVAL : 0;
     warn_exposed(out, "keys.file", c->api_key_file);

@@ -48,6 +48,11 @@ typedef uint32_t gw_conf_MS;
       "URL of an OpenAI-compatible backend, then name=, models=, api_key=, weight=, priority=, "   \
       "max_inflight=, health=, lmcache=, … (all fields: docs/api.md)",                             \
       .split = ";", .head = "url", .repeatable = true)                                             \
+    X(STR, fallback_upstream, "fallback-upstream", "fallback.upstream", NULL, 0, 0, OPT_LIVE,      \
+      "name of an entry of upstreams that gets requests the own workers cannot serve (none: they " \
+      "are refused)")                                                                              \
+    X(STR, fallback_model, "fallback-model", "fallback.model", NULL, 0, 0, OPT_LIVE,               \
+      "model to ask it for (default: the request's)")                                              \
     X(ENUM, balance, "balance", "balance.upstreams", "least", 0, 0, OPT_LIVE,                      \
       "choice among upstreams: the least busy of two, or the same for the same beginning",         \
       .values = "least|affinity")                                                                  \
@@ -72,7 +77,7 @@ typedef uint32_t gw_conf_MS;
       "key that they ask for (their --api-key)")                                                   \
     X(LIST, api_keys, "api-key", "keys.list", NULL, 0, 0, OPT_LIVE | OPT_SECRET,                   \
       "accepted API key, plain or sha256:SALT:HEX, then id=, namespace=, models=, rpm=, tpm=, "    \
-      "concurrency=, weight=, priority=, max_ttft= (none: no key is asked for)",                   \
+      "concurrency=, weight=, priority=, max_ttft=, fallback= (none: no key is asked for)",        \
       .head = "key|hash", .repeatable = true)                                                      \
     X(STR, api_key_file, "api-key-file", "keys.file", NULL, 0, 0, OPT_LIVE,                        \
       "file of accepted API keys, one a line, # comments")                                         \

@@ -71,6 +71,11 @@ static struct counters shed = {
     "Completions sent away because they would have waited, or had, too long.",
     {"objective", "share", "full", "timeout"}};
 
+static struct counters fallback = {"kvblend_gateway_fallback_total",
+                                   "what",
+                                   "Requests that workers cannot serve, by what became of them.",
+                                   {"asked", "failed", "forbidden", "unset"}};
+
 static void register_by(struct counters *c)
 {
     for (size_t i = 0; i < VALUES_MAX && c->value[i]; i++) {
@@ -97,6 +102,7 @@ static void register_all(void)
     register_by(&routed);
     register_by(&routed_tokens);
     register_by(&shed);
+    register_by(&fallback);
     register_by(&requests);
     register_by(&detected);
     for (size_t i = 0; i < GW_M_COUNT; i++)
@@ -127,6 +133,11 @@ void gw_stats_routed(const char *reason, uint64_t prompt_tokens, uint64_t reside
     if (resident_tokens > prompt_tokens) resident_tokens = prompt_tokens;
     metric_add(&routed_tokens.metric[0], (double)prompt_tokens);
     metric_add(&routed_tokens.metric[1], (double)resident_tokens);
+}
+
+void gw_stats_fallback(enum gw_fallback_end what)
+{
+    metric_add(&fallback.metric[what], 1);
 }
 
 void gw_stats_shed(enum gw_shed_reason why)
@@ -273,6 +284,7 @@ static void render(struct buf *b, const struct gw_req *q, int status, enum gw_en
                        (unsigned long long)u->prompt, (unsigned long long)u->completion);
     if (u->has_cached) (void)buf_addf(b, ",\"cached_tokens\":%llu", (unsigned long long)u->cached);
     if (q->scan.n_segments) add_field(b, "detector", q->scan.detector);
+    if (q->fallback.field[0]) add_field(b, "unsupported", q->fallback.field);
     const char *retry = r ? http_header_find(&r->msg.head, "x-stainless-retry-count") : NULL;
     if (retry && strlen(retry) <= SDK_RETRY_MAX) add_field(b, "sdk_retry", retry);
     if (q->first_byte_ns)

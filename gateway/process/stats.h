@@ -26,6 +26,12 @@ enum gw_shed_reason {                    /* why a completion was sent away */
                       GW_SHED_TIMEOUT,   /* it waited too long */
                       GW_SHED_COUNT,
 };
+enum gw_fallback_end { /* what became of a request that the workers cannot serve */
+                       GW_FALLBACK_ASKED,     /* the fallback */
+                       GW_FALLBACK_FAILED,    /* ... which gave no answer */
+                       GW_FALLBACK_FORBIDDEN, /* its key may not */
+                       GW_FALLBACK_UNSET,     /* there is no fallback */
+};
 struct gw_req;
 struct buf;
 struct gw_stats;
@@ -73,6 +79,7 @@ void gw_stats_detected(const char *detector, unsigned n_segments);
 /* A target was chosen for policy/route's reason; of prompts with chunks: their tokens, and those of
  * them that it holds. */
 void gw_stats_routed(const char *reason, uint64_t prompt_tokens, uint64_t resident_tokens);
+void gw_stats_fallback(enum gw_fallback_end what);
 void gw_stats_shed(enum gw_shed_reason why);
 void gw_stats_put_shed(struct buf *b); /* "REASON":N,… */
 

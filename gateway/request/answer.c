@@ -2,12 +2,13 @@
  *
  * An event stream is passed on event by event: bytes behind the last complete event are held back,
  * so that a target's death can always be told in a well-formed frame and a comment never lands
- * inside an event; events come in one piece as a rule, so nothing waits. Headers and comments go
- * out at once, events that only open the answer (a role) with its first token: until then a target
- * that dies has said nothing, and the next one goes on in the same response. Any other answer is
- * collected while it is small, so that a death in its middle becomes a clean 502; a longer one is
- * streamed as it comes, and cut without an end when its target dies: no client takes half an answer
- * for a whole one. */
+ * inside an event; events come in one piece as a rule, so nothing waits. Headers, comments and
+ * reports of the prompt's progress go out at once, events that only open the answer (a role) with
+ * its first token: until then a target that dies has said nothing that counts, and the next one
+ * goes on in the same response, its progress from the start. Any other answer is collected while it
+ * is small, so that a death in its middle becomes a clean 502; a longer one is streamed as it
+ * comes, and cut without an end when its target dies: no client takes half an answer for a whole
+ * one. */
 #include "gateway/request/answer.h"
 
 #include "base/clock.h"
@@ -40,6 +41,7 @@ static bool response_header_dropped(const struct http_header *h)
 static bool response_header_ours(const struct gw_req *q, const struct http_header *h)
 {
     if (q->limit.shown && http_header_begins(h, "x-ratelimit-")) return true;
+    if (q->fallback.asked && http_header_is(h, GW_FALLBACK_HEADER)) return true;
     return http_header_begins(h, "access-control-"); /* the gateway says which origins may read */
 }
 
@@ -53,6 +55,8 @@ static int make_headers(struct gw_req *q, const struct http_head *h, const char 
     if (r == 0) r = buf_adds(out, "x-kvblend-overhead-us: ");
     if (r == 0) r = buf_addu(out, q->overhead_ns / 1000);
     if (r == 0) r = buf_adds(out, "\r\n");
+    if (r == 0 && q->fallback.asked)
+        r = http_header_add(out, GW_FALLBACK_HEADER, q->fallback.field);
     for (size_t i = 0; r == 0 && i < h->n_headers; i++) {
         const struct http_header *x = &h->headers[i];
         if (response_header_dropped(x) || response_header_ours(q, x)) continue;
@@ -121,6 +125,15 @@ static void write_events(struct gw_req *q, const char *data, size_t len)
     write_bytes(q, data, len);
 }
 
+/* Those before the first token: an answer's tokens and usage are not among them. */
+static void pass_events(struct gw_req *q, const char *data, size_t len)
+{
+    if (q->ans.taken)
+        write_events(q, data, len);
+    else
+        write_bytes(q, data, len);
+}
+
 /* The answer counts from here on: this was the last try. */
 static void take_part(struct gw_req *q)
 {
@@ -147,7 +160,7 @@ static void on_events(struct gw_req *q, const char *data, size_t len)
     struct buf *held = &q->ans.body;
     if (held->len == 0) { /* the usual case: whole events, nothing copied */
         size_t n = ripe_events(q, data, len);
-        write_events(q, data, n);
+        pass_events(q, data, n);
         data += n;
         len -= n;
     }
@@ -157,7 +170,7 @@ static void on_events(struct gw_req *q, const char *data, size_t len)
         return;
     }
     size_t n = ripe_events(q, held->data, held->len);
-    write_events(q, held->data, n);
+    pass_events(q, held->data, n);
     buf_consume(held, n);
     if (held->len < EVENT_BYTES_MAX) return;
     if (!q->ans.taken) take_part(q);
@@ -190,7 +203,8 @@ static void answer_collected(struct gw_req *q, const char *body, size_t len)
 static void on_plain(struct gw_req *q, const char *data, size_t len)
 {
     struct buf *whole = &q->ans.body;
-    if (!q->ans.begun && !q->ans.streams && (int64_t)len == q->ans.length) { /* all in one piece */
+    bool whole_already = (int64_t)len == q->ans.length; /* all in one piece */
+    if (whole_already && !q->ans.begun && !q->ans.streams && !q->ans.refused) {
         gw_send_done(q, gw_answer_outcome(q));
         answer_collected(q, data, len);
         return;
@@ -234,7 +248,12 @@ static void on_answer_head(void *ctx, int status, const struct http_head *h)
     q->ans.length = length ? strtoll(length, NULL, 10) : -1;
     q->ans.framed = length || http_header_find(h, "transfer-encoding");
     q->ans.sse = plain_text && is_type(type, "text/event-stream");
-    if (!q->ans.sse || status != 200) take_part(q);
+    q->ans.refused = status == 400 && q->ans.length >= 0 && q->ans.length <= COLLECT_BYTES_MAX &&
+                     gw_fallback_noted(q, h);
+    if (q->ans.refused)
+        q->first_byte_ns = clock_ns();
+    else if (!q->ans.sse || status != 200)
+        take_part(q);
     if (q->ans.early) {
         if (q->ans.sse && status == 200) q->stage = GW_RELAYING;
         return;
@@ -331,7 +350,12 @@ static void on_answer_end(void *ctx, int status)
     if (q->stage == GW_ANSWERED) return; /* with its last byte */
     if ((status == 0 && is_whole(q)) || (q->ans.sse && q->ans.saw_done)) {
         gw_send_done(q, gw_answer_outcome(q));
-        answer_complete(q);
+        if (q->ans.refused && gw_fallback_begin(q)) {
+            gw_answer_reset(q); /* it waits for a head again */
+            gw_send(q);
+        } else {
+            answer_complete(q);
+        }
         return;
     }
     if (!q->ans.taken) {
@@ -388,9 +412,23 @@ void gw_answer_keepalive(struct gw_req *q, uint64_t now_ns)
 void gw_answer_reset(struct gw_req *q)
 {
     q->ans.early = q->ans.begun; /* with the headers of the one before */
-    q->ans.got_head = q->ans.taken = q->ans.sse = q->ans.mid_event = false;
+    q->ans.got_head = q->ans.taken = q->ans.sse = q->ans.mid_event = q->ans.refused = false;
     q->ans.status = 0;
     q->first_byte_ns = 0;
     buf_clear(&q->ans.body);
     buf_clear(&q->ans.headers);
+}
+
+void gw_answer_kept(struct gw_req *q)
+{
+    struct gw_fallback *f = &q->fallback;
+    gw_answer_reset(q);
+    buf_fini(&q->ans.headers);
+    buf_fini(&q->ans.body);
+    q->ans.headers = f->headers;
+    q->ans.body = f->body;
+    f->headers = f->body = (struct buf)BUF_INIT;
+    q->ans.got_head = true;
+    q->ans.status = f->status;
+    answer_complete(q);
 }

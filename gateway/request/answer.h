@@ -15,8 +15,9 @@ struct gw_answering {
                                          target answered */
     bool taken; /* a token of a stream, or another answer's head: nothing is sent again */
     bool saw_done, mid_event, streams, framed;
-    bool busy;  /* alive, but not now */
-    int status; /* the target's */
+    bool busy;    /* alive, but not now */
+    bool refused; /* a worker cannot serve it: fallback.h */
+    int status;   /* the target's */
     int64_t length;
     struct buf headers, body;  /* body: whole answer, or the unfinished event of a stream */
     uint64_t n_bytes, last_ns; /* last_ns: bytes went to the client */
@@ -28,6 +29,7 @@ static inline bool gw_answer_in_events(const struct gw_answering *a)
 }
 extern const struct http_call_ops gw_answer_ops;             /* ctx: struct gw_req */
 void gw_answer_reset(struct gw_req *q);                      /* before another try */
+void gw_answer_kept(struct gw_req *q);                       /* with what q->fallback keeps */
 enum gw_outcome gw_answer_outcome(const struct gw_req *q);   /* of a whole answer */
 void gw_answer_keepalive(struct gw_req *q, uint64_t now_ns); /* a comment when one is due */
 

@@ -38,6 +38,10 @@ static void unpark(struct gw_req *q)
 static void answer_no_target(struct gw_req *q, enum gw_pick why, uint32_t wait_ms)
 {
     char failures[GW_REASONS_BYTES];
+    if (gw_fallback_unpicked(q, why)) {
+        gw_answer_kept(q);
+        return;
+    }
     q->end = GW_END_UPSTREAM;
     switch (why) {
     case GW_PICK_OK:
@@ -234,6 +238,7 @@ void gw_relay_close(struct gw_req *q)
     buf_fini(&q->ans.headers);
     buf_fini(&q->ans.body);
     gw_send_fini(q);
+    gw_fallback_fini(q);
     q->stage = GW_ANSWERED;
     gw_admission_leave(q);
 }

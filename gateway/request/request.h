@@ -13,6 +13,7 @@
 #include "gateway/process/server.h"
 #include "gateway/process/stats.h"
 #include "gateway/request/answer.h"
+#include "gateway/request/fallback.h"
 #include "gateway/request/scan.h"
 #include "gateway/request/send.h"
 #include "gateway/front/trace.h"
@@ -63,6 +64,7 @@ struct gw_req {
     struct gw_park park;        /* GW_PARKED */
     struct gw_sending send;
     struct gw_answering ans;
+    struct gw_fallback fallback;
     struct gw_gather *gather;       /* pages asked of all workers */
     struct gw_loop_call *loop_call; /* asked of other loops */
     struct gw_trace trace;

@@ -70,6 +70,8 @@ static void read_model(struct head *h)
     if (h->n_models > 1) { /* readers differ in which one counts: what is allowed must be sent */
         refuse_body(s, GW_E_INVALID_JSON, "The request body names its model more than once.");
     } else if (h->n_models == 0 || h->model.type != JSON_T_STRING) {
+        if (h->n_models > 0 && h->model.type == JSON_T_NULL)
+            s->model_value = range_of(h, &h->model);
         return; /* the backend will say what is wrong */
     } else if (json_str_plain(&h->model) && h->model.len - 2 < sizeof s->model) {
         memcpy(s->model, h->model.p + 1, h->model.len - 2);

@@ -53,7 +53,7 @@ struct gw_scan {
     bool overflow; /* ... because of a number that some readers take for infinity */
     enum gw_error error;
     bool stream, has_model;           /* has_model: model */
-    struct gw_scan_range model_value; /* with its quotes: replace it to send another name */
+    struct gw_scan_range model_value; /* with its quotes, or null: replace it to send a name */
     uint32_t max_tokens;              /* the larger of it and max_completion_tokens; 0: not said */
     uint64_t affinity;  /* of prompt_cache_key, else of the conversation's beginning; 0: none */
     unsigned priority;  /* kvblend.priority: 0 (first, or not said) to 9 */

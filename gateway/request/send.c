@@ -173,26 +173,39 @@ static int insert_edit(struct gw_req *q, size_t *n, struct gw_edit e)
     return 0;
 }
 
+/* The name that the target knows, in the place of the client's; where that names none, as the first
+ * member of the body, which has others: for the fallback alone. */
+static int edit_model(struct gw_req *q, const char *body, size_t len, size_t *n)
+{
+    const struct gw_scan_range *old = &q->scan.model_value;
+    const char *name = q->send.lease.model ? q->send.lease.model : q->fallback.model;
+    const char *brace = memchr(body, '{', len);
+    struct buf *to = &q->send.model;
+    struct gw_edit e = {old->at, old->len, NULL, 0};
+    buf_clear(to);
+    if (!name || (!old->len && !(q->fallback.model && brace))) return 0;
+    if (!old->len) {
+        e.at = (size_t)(brace - body) + 1;
+        (void)buf_adds(to, "\"model\":");
+    }
+    (void)(q->scan_form ? buf_adds(to, name) : buf_add_json_str(to, name, strlen(name)));
+    if (!old->len) (void)buf_addc(to, ',');
+    e.text = to->data;
+    e.len = to->len;
+    return buf_status(to) < 0 ? -ENOMEM : insert_edit(q, n, e);
+}
+
 /* The client's body, borrowed, with the few places that this target wants changed. */
 static int make_pieces(struct gw_req *q)
 {
-    const struct gw_scan_range *model = &q->scan.model_value;
     const struct gw_lease *l = &q->send.lease;
     size_t len, n = 0;
     const char *body = http_req_body(q->http, &len);
     int r = 0;
     pieces_free(q);
-    buf_clear(&q->send.model);
     if (l->up && l->up->lmcache)
         r = gw_lmcache_edits(&q->scan, l->up->separator, &q->send.edit, &n);
-    if (r == 0 && l->model && model->len) {
-        r = q->scan_form ? buf_adds(&q->send.model, l->model)
-                         : buf_add_json_str(&q->send.model, l->model, strlen(l->model));
-        if (r == 0)
-            r = insert_edit(
-                q, &n,
-                (struct gw_edit){model->at, model->len, q->send.model.data, q->send.model.len});
-    }
+    if (r == 0) r = edit_model(q, body, len, &n);
     if (r == 0)
         q->send.pieces.v = n > 0 ? mem_alloc((2 * n + 1) * sizeof q->send.whole) : &q->send.whole;
     if (r < 0 || !q->send.pieces.v) return -ENOMEM;
@@ -347,6 +360,10 @@ void gw_send_failed(struct gw_req *q, int status, bool sent)
         gw_stats_add(GW_M_RETRIES, 1);
         gw_send(q);
         if (q->send.lease.target && q->send.lease.index != before) gw_stats_add(GW_M_FAILOVERS, 1);
+        return;
+    }
+    if (gw_fallback_failed(q, late ? "no answer in time" : gw_fleet_error_words(status))) {
+        gw_answer_kept(q);
         return;
     }
     q->end = late ? GW_END_TIMEOUT : GW_END_UPSTREAM;

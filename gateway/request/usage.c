@@ -116,13 +116,16 @@ static int on_choice(void *ctx, const struct json_val *v)
 enum gw_bring gw_usage_bring(const char *data, size_t len)
 {
     enum gw_bring r = GW_BRING_NOTHING;
-    struct json_val choices;
+    struct json_val choices, progress;
     size_t n;
     for (const char *p = data, *json; (json = next_data(&p, data + len, &n));) {
         if (json_find(json, n, "choices", &choices) != 1 || choices.type != JSON_T_ARRAY ||
             json_each(&choices, on_choice, NULL) < 0)
             return GW_BRING_TOKEN;
-        r = GW_BRING_OPENING;
+        if (json_find(json, n, "prompt_progress", &progress) == 1)
+            r = GW_BRING_PROGRESS;
+        else if (r == GW_BRING_NOTHING)
+            r = GW_BRING_OPENING;
     }
     return r;
 }

@@ -22,9 +22,9 @@ void gw_usage_answer(struct gw_usage *u, const char *json, size_t len);
 void gw_usage_events(struct gw_usage *u, const char *data, size_t len);
 
 /* What whole events of a stream bring. An opening holds no token: its chunks have no choices, or
- * choices with a role and nothing else but empty values. Whatever is not known to be one counts as
- * a token. */
-enum gw_bring { GW_BRING_NOTHING, GW_BRING_OPENING, GW_BRING_TOKEN };
+ * choices with a role and nothing else but empty values; progress is one that says how far the
+ * prompt is (`prompt_progress`). Whatever is not known to be one counts as a token. */
+enum gw_bring { GW_BRING_NOTHING, GW_BRING_OPENING, GW_BRING_PROGRESS, GW_BRING_TOKEN };
 enum gw_bring gw_usage_bring(const char *data, size_t len);
 
 /* What the request has cost an account: as reported, else the estimate of the prompt and a token

@@ -112,6 +112,19 @@ def test_chat_stream():
         assert last.choices[0].finish_reason in ("stop", "length")
 
 
+def test_progress():
+    """Frames that the client does not know pass through it, and its own fields stay usable."""
+    told, text = [], ""
+    for c in client().chat.completions.create(model=model, messages=HELLO, stream=True, **GREEDY,
+                                              extra_body={"return_progress": True}):
+        progress = (c.model_extra or {}).get("prompt_progress")
+        if progress:
+            told.append(progress)
+        assert bool(progress) <= (c.choices[0].delta.content is None)
+        text += c.choices[0].delta.content or ""
+    assert text and told[-1]["processed"] == told[-1]["total"] > 0, told
+
+
 def test_completions():
     c = client()
     kw = dict(model=model, prompt="The river", **GREEDY)

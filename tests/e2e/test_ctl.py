@@ -12,11 +12,12 @@ import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from harness import (KVBLEND, KVBLENDCTL, WORKER, TieredSite, document, free_port, main, need,  # noqa: E402
-                     skip, unix_request, until)
+                     proxy, skip, unix_request, until)
+from upstream import Upstream  # noqa: E402
 
 need(KVBLEND, WORKER, KVBLENDCTL)
 OPTIONS = {"--tier": "ram", "--namespace": "x", "--chunks": None, "--all": None, "--no-wait": None,
-           "--yes": None, "--dry-run": None}
+           "--yes": None, "--dry-run": None, "--rounds": "2"}
 COMMANDS = {  # operands, and the options that go with it
     "status": ([], ""), "quality": ([], ""), "targets": ([], ""), "keys": ([], ""), "drain": (["a"], ""),
     "enable": (["a"], ""), "reload": ([], ""), "profile": ([], ""), "tiers": ([], ""),
@@ -25,7 +26,7 @@ COMMANDS = {  # operands, and the options that go with it
     "warm": ([__file__], "--namespace --no-wait"), "segment": ([__file__], "--namespace"), "explain": (["r"], ""),
     "verify": ([], "--tier"), "preload": (["nvme"], ""), "flush": ([], ""),
     "resize": (["ram", "1GiB"], "--yes --dry-run"), "policy": (["ram", "lru"], ""),
-    "quota": (["ram", "1GiB"], "--namespace"),
+    "quota": (["ram", "1GiB"], "--namespace"), "demo": ([], "--rounds"),
 }
 
 
@@ -113,6 +114,43 @@ def test_namespaces_are_shown_and_told_apart():
         assert s.ids("--namespace", "globex") == set(mine["globex"])
         assert s.json("clear", "--namespace", "acme", "--yes") == {"cleared": 2}
         assert s.ids() == all_ids - set(mine["acme"])
+
+
+def test_the_demonstration_leaves_nothing_behind():
+    with Site() as s:
+        s.build(range(2))
+        before = s.ids()
+        for rounds in (1, 2):
+            d = s.json("demo", "--rounds", str(rounds))
+            cold, warm = d["cold"], d["warm"]
+            assert len(cold["ttft_ms_all"]) == len(warm["ttft_ms_all"]) == d["rounds"] == rounds, d
+            assert cold["ttft_ms"] > 0 and d["left"] == 0, d
+            assert d["documents"] == 5 and d["prompt_tokens"] < 8192, d  # of six: so many have room
+            assert d["speedup"] == cold["ttft_ms"] / warm["ttft_ms"], d
+            for side in (cold, warm):
+                assert sum(side[k] for k in ("prefix", "reused", "recomputed", "computed")) == d["prompt_tokens"]
+                assert side["answer"], d
+            assert cold["strategy"] == "full" and cold["prefix"] == cold["reused"] == 0, d
+            assert warm["reused"] + warm["recomputed"] > d["prompt_tokens"] / 2, d
+            assert s.ids() == before
+        text = s.ctl("demo")
+        assert "cold " in text and "warm " in text and "NOT COLD" not in text and "stay" not in text, text
+        ours, theirs = pty.openpty()
+        subprocess.run([KVBLENDCTL, "--admin", s.g.admin, "demo"], stdout=theirs, stderr=subprocess.DEVNULL, timeout=60, check=True)
+        shown = os.read(ours, 1 << 16).decode().replace("\r", "")  # less than what a terminal holds
+        os.close(ours)
+        os.close(theirs)
+        assert "COLD: full prefill" in shown and "WARM: another order" in shown, shown
+        rows = [x for x in shown.split("\n") if x.startswith(("ran ", "computed ", "answer "))]
+        assert len({x.index(x.split()[1]) for x in rows[:2]}) == 1, rows  # columns stand below each other
+        assert s.ids() == before
+        for bad in ("0", "101", "x", "1x", "-1", ""):
+            assert "--rounds" in s.ctl("demo", "--rounds", bad, status=2), bad
+    with Upstream() as up, proxy([up.entry("models=* health=off")]) as g:
+        r = subprocess.run([KVBLENDCTL, "--admin", g.admin, "demo"], capture_output=True, text=True, timeout=60)
+        assert r.returncode == 1 and "no own worker" in r.stderr, r
+    r = subprocess.run([KVBLENDCTL, "--admin", "unix:/nonexistent/x", "demo"], capture_output=True, text=True, timeout=60)
+    assert r.returncode == 3 and len(r.stderr.splitlines()) == 1, r
 
 
 def answered(s, text, *args):

@@ -286,6 +286,25 @@ def test_a_stream_without_a_token_is_sent_again():
             assert g.metric("kvblend_gateway_failovers_total") == n
 
 
+def test_progress_is_passed_on_and_counts_for_nothing():
+    """At once, before any token: what dies after it is sent again, and it is no token to anybody."""
+    said = "".join(chunk({"index": 0, "delta": {"role": "assistant", "content": None}},
+                         prompt_progress={"total": 9, "cache": 0, "processed": n, "time_ms": n})
+                   for n in range(5))
+    with Upstream("a") as a, Upstream("b") as b:
+        with pair(a, b, *DEAF, "--api-key", "k id=k", first="idle_timeout=300ms") as g:
+            for n, end in enumerate(("reset", "close", "hold"), 1):
+                a.script = dict(SSE, body=said + "x" * 9, stop_at=len(said), end=end)
+                r = g.post(CHAT, ask(stream=True, max_tokens=3), headers={"Authorization": "Bearer k"})
+                assert r.body.startswith(said.encode()), (end, r.body)
+                events = r.events()
+                assert len(events) == 5 + 6 and events[-1] == b"[DONE]" and b"error" not in r.body, r.body
+                assert len(b.requests) == n
+            settled(g, "a", "b")
+            name = 'kvblend_gateway_key_tokens_total{key="k",kind="completion"}'
+            assert g.metric(name) == 3 * 5, g.metric(name)  # b's events but [DONE], three times
+
+
 def test_the_second_target_of_a_stream_refuses():
     """The client has a stream's headers: what is no stream comes as an error frame."""
     with Upstream("a") as a, Upstream("b") as b:

@@ -475,5 +475,47 @@ def test_unreadable_model_is_a_clear_error():
             assert "broken.gguf" in p.log(), p.log()
 
 
+def progress(r):
+    """Of a stream: the reports of its prompts, by choice; each before that choice's first token."""
+    told, begun = {}, set()
+    for frame in [json.loads(e) for e in r.events()[:-1]]:
+        for choice in frame["choices"]:
+            i = choice["index"]
+            if "prompt_progress" not in frame:
+                begun.add(i)
+            else:
+                assert i not in begun, r.body
+                told.setdefault(i, []).append(frame["prompt_progress"])
+    return told
+
+
+def test_a_stream_tells_how_far_its_prompt_is():
+    with gateway() as g:
+        for ask_again in range(2):
+            r = g.post(CHAT, parts([1, 2, 3], stream=True, return_progress=True,
+                                   stream_options={"include_usage": True}, kvblend={"mode": "blend"}))
+            usage = json.loads(r.events()[-2])["usage"]
+            told = progress(r)[0]
+            assert r.events()[-1] == b"[DONE]", r.body
+            for before, p in zip([None] + told, told):
+                assert 0 <= p["cache"] <= p["processed"] <= p["total"] == usage["prompt_tokens"], told
+                assert not before or (p["processed"] >= before["processed"] and
+                                      p["time_ms"] >= before["time_ms"]), told
+            assert told[-1]["processed"] == usage["prompt_tokens"], told
+            assert told[-1]["cache"] == usage["prompt_tokens_details"]["cached_tokens"], (told, usage)
+            assert (told[-1]["cache"] > 0) == bool(ask_again), told
+            if not ask_again:  # the chunks' builds
+                until("all are built", lambda: engine(g)["builds"] == 0 and
+                      len(g.admin_get("/admin/chunks?kind=chunk")["data"]) == 3)
+        r = g.post("/v1/completions", {"prompt": [document(1), document(2)], "n": 2, "max_tokens": 2,
+                                       "stream": True, "return_progress": True})
+        assert {i: p[-1]["processed"] == p[-1]["total"] for i, p in progress(r).items()} == {
+            0: True, 2: True}, r.body  # of each prompt its first choice
+        for kw in ({"stream": True}, {"return_progress": True}, {"stream": True, "return_progress": None}):
+            r = g.post(CHAT, ask(**kw))
+            assert r.status == 200 and b"prompt_progress" not in r.body, (kw, r.body)
+        assert g.post(CHAT, ask(return_progress=1)).error()["param"] == "return_progress"
+
+
 if __name__ == "__main__":
     main(globals())

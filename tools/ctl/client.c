@@ -17,7 +17,7 @@ static void on_head(void *ctx, int status, const struct http_head *h)
 static void on_body(void *ctx, const char *data, size_t len)
 {
     struct ctl_reply *r = ctx;
-    (void)buf_add(&r->body, data, len);
+    if (buf_add(&r->body, data, len) == 0 && r->on_data) r->on_data(r->ctx, &r->body);
 }
 
 static void on_end(void *ctx, int status)
@@ -78,12 +78,12 @@ static int exchange(struct ctl_reply *x, const char *address, const struct http_
     return r;
 }
 
-int ctl_ask(const struct ctl_args *a, struct buf *request, const struct buf *body,
-            struct ctl_reply *ret)
+/* ctl_ask(), with what *ret has been given to read the answer. */
+static int converse(const struct ctl_args *a, struct buf *request, const struct buf *body,
+                    struct ctl_reply *ret)
 {
     struct buf address = BUF_INIT, headers = BUF_INIT;
     char method[8];
-    *ret = (struct ctl_reply){.body = BUF_INIT};
     add_address(a, &address);
     add_headers(a, &headers);
     const char *line = buf_cstr(request);
@@ -112,6 +112,13 @@ int ctl_ask(const struct ctl_args *a, struct buf *request, const struct buf *bod
     return r;
 }
 
+int ctl_ask(const struct ctl_args *a, struct buf *request, const struct buf *body,
+            struct ctl_reply *ret)
+{
+    *ret = (struct ctl_reply){.body = BUF_INIT};
+    return converse(a, request, body, ret);
+}
+
 void ctl_reply_fini(struct ctl_reply *r)
 {
     buf_fini(&r->body);
@@ -136,7 +143,7 @@ void ctl_show(const struct ctl_args *a, struct ctl_reply *r, const char *view)
 
 int ctl_check(const struct ctl_args *a, struct ctl_reply *r)
 {
-    if (r->status >= 200 && r->status < 300 && r->json) return CTL_OK;
+    if (r->status >= 200 && r->status < 300 && (r->json || r->on_data)) return CTL_OK;
     const char *why = ctl_str(json_object_get(r->json, "error"), "message");
     if (a->json && r->json)
         print_raw(r);
@@ -187,16 +194,23 @@ static int to_buf(const char *data, size_t len, void *ctx)
     return buf_add(ctx, data, len);
 }
 
-int ctl_order(const struct ctl_args *a, const char *request, json_t *body, struct ctl_reply *ret)
+int ctl_stream(const struct ctl_args *a, const char *request, json_t *body,
+               void (*on_data)(void *ctx, const struct buf *body), void *ctx, struct ctl_reply *ret)
 {
     struct buf b = BUF_INIT, content = BUF_INIT;
     int rc = CTL_OK;
+    *ret = (struct ctl_reply){.body = BUF_INIT, .on_data = on_data, .ctx = ctx};
     (void)buf_adds(&b, request);
     if (json_dump_callback(body, to_buf, &content, JSON_COMPACT) < 0)
         rc = ctl_fail(a, CTL_REFUSED, "an argument is not text in UTF-8");
-    if (rc == CTL_OK) rc = ctl_ask(a, &b, &content, ret);
+    if (rc == CTL_OK) rc = converse(a, &b, &content, ret);
     json_decref(body);
     buf_fini(&b);
     buf_fini(&content);
     return rc == CTL_OK ? ctl_check(a, ret) : rc;
+}
+
+int ctl_order(const struct ctl_args *a, const char *request, json_t *body, struct ctl_reply *ret)
+{
+    return ctl_stream(a, request, body, NULL, NULL, ret);
 }

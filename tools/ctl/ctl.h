@@ -18,6 +18,7 @@ enum { CTL_OK = 0, CTL_REFUSED = 1, CTL_USAGE = 2, CTL_UNREACHABLE = 3 };
 struct ctl_args {
     const char *admin;             /* NULL: look in the usual places */
     const char *name_space, *tier; /* NULL: not given */
+    const char *rounds;            /* NULL: not given */
     bool json, all, no_wait, chunks_only, yes, dry_run;
     const char *operand; /* the first: ID, FILE or TIER */
     const char *second;  /* SIZE, POLICY, COUNT or NULL */
@@ -34,6 +35,7 @@ enum {
     CTL_NO_WAIT = 16,
     CTL_YES = 32,
     CTL_DRY_RUN = 64,
+    CTL_ROUNDS = 128,
     CTL_ASKS = CTL_YES | CTL_DRY_RUN, /* of what drops records */
 };
 struct ctl_command {
@@ -46,15 +48,25 @@ struct ctl_command {
     void (*prepare)(json_t *answer);      /* NULL; adds what the view needs and the API lacks */
     int (*run)(const struct ctl_args *a); /* of commands that are more than that */
 };
-extern const struct ctl_command ctl_views[], ctl_records[], ctl_texts[], ctl_orders[];
+extern const struct ctl_command ctl_views[], ctl_records[], ctl_texts[], ctl_orders[], ctl_demo[];
+
+/* ---- the documents of demo.c: etc/demo, embedded by the build ---- */
+
+struct ctl_document {
+    const char *file, *text;
+};
+extern const struct ctl_document ctl_documents[];
+extern const size_t ctl_n_documents;
 
 /* ---- client.c ---- */
 
 struct ctl_reply {
     int status; /* HTTP */
     struct buf body;
-    json_t *json;           /* NULL when the body is none */
-    struct http_loop *loop; /* while it is awaited */
+    json_t *json;                                       /* NULL when the body is none */
+    struct http_loop *loop;                             /* while it is awaited, as the next */
+    void (*on_data)(void *ctx, const struct buf *body); /* more of it came; may be NULL */
+    void *ctx;
 };
 /* One request ("GET /admin/x"; after a failure of its buffer: none); 0, or CTL_UNREACHABLE with a
  * sentence. body: NULL is none. */
@@ -68,6 +80,10 @@ int ctl_request(const struct ctl_args *a, const char *request, const char *opera
                 struct ctl_reply *ret);
 /* Both, with a body, which is taken; NULL: an argument in it is not UTF-8. */
 int ctl_order(const struct ctl_args *a, const char *request, json_t *body, struct ctl_reply *ret);
+/* The same, of an answer that is read as it comes and need not be JSON. */
+int ctl_stream(const struct ctl_args *a, const char *request, json_t *body,
+               void (*on_data)(void *ctx, const struct buf *body), void *ctx,
+               struct ctl_reply *ret);
 /* Prints the answer as it came (--json) or by the view, and frees it. */
 void ctl_show(const struct ctl_args *a, struct ctl_reply *r, const char *view);
 void ctl_reply_fini(struct ctl_reply *r);

@@ -7,7 +7,7 @@
 #include <string.h>
 
 static const struct ctl_command *const command_lists[] = {ctl_views, ctl_records, ctl_texts,
-                                                          ctl_orders};
+                                                          ctl_orders, ctl_demo};
 enum { N_LISTS = sizeof command_lists / sizeof command_lists[0] };
 
 #define AT(field) offsetof(struct ctl_args, field)
@@ -28,6 +28,7 @@ static const struct {
     {"all", NULL, CTL_ALL, AT(all), "pinned ones, too"},
     {"no-wait", NULL, CTL_NO_WAIT, AT(no_wait), "do not wait for the builds"},
     {"yes", NULL, CTL_YES, AT(yes), "do not ask whether records may go"},
+    {"rounds", "N", CTL_ROUNDS, AT(rounds), "times that it is measured (1); medians are shown"},
     {"dry-run", NULL, CTL_DRY_RUN, AT(dry_run), "say what would go, and change nothing"},
 };
 enum { N_OPTIONS = sizeof options / sizeof options[0] };

@@ -93,7 +93,7 @@ struct api_req {
     struct api_doc *doc;
     size_t n_doc;
     struct api_settings kv; /* the `kvblend` object */
-    bool stream, include_usage, echo, ignore_eos;
+    bool stream, include_usage, progress, echo, ignore_eos;
     bool add_generation_prompt;  /* default true, false with the next */
     bool continue_final;         /* the answer goes on with the last message's text */
     const json_t *template_vars; /* chat_template_kwargs; NULL = none */

@@ -51,6 +51,11 @@ int api_no_memory(struct api_err *e)
     return -ENOMEM;
 }
 
+bool api_err_is(const struct api_err *e, enum api_fault f)
+{
+    return e->code == faults[f].code;
+}
+
 enum api_fault api_fault_of(int status)
 {
     static const enum api_fault http[] = {API_REQUEST_TIMEOUT,        API_REQUEST_TOO_LARGE,

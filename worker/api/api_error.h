@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <stdarg.h>
+#include <stdbool.h>
 
 enum api_retry { API_RETRY_DEFAULT, API_RETRY_NO, API_RETRY_YES }; /* x-should-retry */
 #define API_INVALID "invalid_request_error"
@@ -80,6 +81,7 @@ int api_err_setv(struct api_err *e, enum api_fault f, const char *param, const c
                  va_list ap);
 int api_missing(struct api_err *e, const char *param, const char *what); /* what: behind the name */
 int api_no_memory(struct api_err *e);                                    /* 500; returns -ENOMEM */
+bool api_err_is(const struct api_err *e, enum api_fault f);
 enum api_fault api_fault_of(int status); /* that the HTTP layer answers with */
 /* {"error":{"message","type","param","code"}} */
 void api_put_error(struct buf *out, const struct api_err *e);

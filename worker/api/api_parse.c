@@ -71,6 +71,7 @@ static const struct field fields[] = {
     {"logprobs", F_INT_OR_FALSE, ON_TEXT, 0, FUS_LOGPROBS_MAX, V(sampling.n_logprobs)},
     {"top_logprobs", F_INT, ON_CHAT, 0, FUS_LOGPROBS_MAX, V(sampling.n_logprobs)},
     {"stream", F_BOOL, ON_BOTH, 0, 1, V(stream)},
+    {"return_progress", F_BOOL, ON_BOTH, 0, 1, V(progress)},
     {"echo", F_BOOL, ON_TEXT, 0, 1, V(echo)},
     {"ignore_eos", F_BOOL, ON_BOTH, 0, 1, V(ignore_eos)},
     {"add_generation_prompt", F_BOOL, ON_CHAT, 0, 1, V(add_generation_prompt)},

@@ -199,6 +199,18 @@ void api_put_frame_finish(struct buf *out, const struct api_head *h, const struc
     buf_adds(out, "}\n\n");
 }
 
+void api_put_frame_progress(struct buf *out, const struct api_head *h, unsigned index,
+                            const struct api_progress *p)
+{
+    put_frame(out, h, &(struct api_span){.index = index},
+              h->chat ? "\"delta\":{}" : "\"text\":\"\"", "");
+    buf_addf(out,
+             ",\"prompt_progress\":{\"total\":%u,\"cache\":%u,\"processed\":%u,\"time_ms\":%.0f",
+             p->total, p->cache, p->processed, p->ms);
+    if (p->predicted_ms > 0) buf_addf(out, ",\"predicted_ms\":%.0f", p->predicted_ms);
+    buf_adds(out, "}}\n\n");
+}
+
 void api_put_frame_usage(struct buf *out, const struct api_head *h, const struct api_usage *u,
                          const struct buf *extra)
 {

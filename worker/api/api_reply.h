@@ -56,6 +56,13 @@ void api_put_frame_finish(struct buf *out, const struct api_head *h, const struc
                           const struct buf *extra);
 void api_put_frame_usage(struct buf *out, const struct api_head *h, const struct api_usage *u,
                          const struct buf *extra);
+/* How far a prompt is: llama.cpp's `prompt_progress`, in a frame whose choice is empty. */
+struct api_progress {
+    uint32_t total, cache, processed; /* tokens; cache: of those processed, what was not computed */
+    double ms, predicted_ms;          /* since it began, and until its end; predicted 0: unknown */
+};
+void api_put_frame_progress(struct buf *out, const struct api_head *h, unsigned index,
+                            const struct api_progress *p);
 size_t api_chars(const char *text, size_t len); /* UTF-8 characters */
 /* The whole non-stream reply. */
 void api_put_reply(struct buf *out, const struct api_head *h, const struct api_span *s, size_t n,

@@ -35,11 +35,14 @@ struct gen_prompt {
     void *arrays; /* of the plan */
     uint32_t n_captured;
     struct wk_load_item load;  /* engine; its beginning is the loop's */
+    uint64_t told_ns;          /* engine; when `progress` was last set */
     struct fus_job *job;       /* under gen.m; NULL when not running */
     struct wk_shadow *shadow;  /* engine; NULL: not in the guard's sample */
     struct gen_choice *choice; /* [n] */
     /* under gen.m */
     bool started, done;
+    bool advanced; /* `progress` has not been sent */
+    struct api_progress progress;
     int status;
     struct fus_report report;
     struct fus_times ms;

@@ -14,6 +14,13 @@
 
 #include <string.h>
 
+enum { PROGRESS_MS = 100 }; /* chosen: between two reports of one prefill; bars move smoothly */
+
+static bool wants_progress(const struct gen *g)
+{
+    return g->req.progress && g->req.stream;
+}
+
 static void wake(struct gen *g)
 {
     if (!g->fresh) {
@@ -71,6 +78,34 @@ static bool waits(void *ctx)
     return wk_builds_due(p->g->t.w, &p->p);
 }
 
+/* gen.m is held. A restart of the prefill takes nothing back. */
+static void set_progress(struct gen_prompt *p, uint32_t held, double done, double ms)
+{
+    const struct ctl_decision *d = p->p.decision;
+    const uint32_t total = p->p.n_tok, at = held + (uint32_t)(done * (total - held));
+    struct api_progress *to = &p->progress;
+
+    if (at > to->processed) to->processed = at;
+    to->total = total;
+    to->cache = held;
+    to->ms = ms;
+    to->predicted_ms = d ? d->out.predicted.ttft_s * 1e3 : 0;
+    p->advanced = true;
+    p->told_ns = clock_ns();
+}
+
+static void on_progress(void *ctx, const struct fus_progress *at)
+{
+    struct gen_prompt *p = ctx;
+    struct gen *g = p->g;
+
+    if (p->told_ns && clock_ns() - p->told_ns < PROGRESS_MS * 1000000ull) return;
+    pthread_mutex_lock(&g->m);
+    set_progress(p, at->n_held, at->done, at->ms);
+    wake(g);
+    pthread_mutex_unlock(&g->m);
+}
+
 static void on_first(void *ctx, const struct fus_report *r, const struct fus_times *ms)
 {
     struct gen_prompt *p = ctx;
@@ -82,6 +117,7 @@ static void on_first(void *ctx, const struct fus_report *r, const struct fus_tim
     bool slow =
         wk_settle_sources(&p->p); /* waiting for a tier says nothing of the time to compute */
     p->ms = *ms;
+    if (wants_progress(g)) set_progress(p, r->n_prefix + r->n_reused, 1, ms->prefill);
     p->ttft_ms = clock_ms_since(g->start_ns);
     pthread_mutex_unlock(&g->m);
     wk_metric_observe(WK_TTFT, p->ttft_ms / 1e3);
@@ -218,8 +254,11 @@ static double work_ms(const struct gen *g, const struct gen_prompt *p)
 
 int gen_submit(struct gen *g, struct gen_prompt *p)
 {
-    static const struct fus_request_ops ops = {on_plan, on_first,  on_token, on_choice,
-                                               on_done, on_logits, looks,    waits};
+    static const struct fus_request_ops ops = {on_plan,   on_first, on_token, on_choice, on_done,
+                                               on_logits, looks,    waits,    NULL},
+                                        telling = {on_plan,   on_first, on_token,
+                                                   on_choice, on_done,  on_logits,
+                                                   looks,     waits,    on_progress};
     const struct api_req *q = &g->req;
     uint32_t room = g->t.w->ctx_max - p->p.n_tok;
     const double work = work_ms(g, p);
@@ -232,7 +271,7 @@ int gen_submit(struct gen *g, struct gen_prompt *p)
         .stop_ids = q->stop_ids.id,
         .n_stop_ids = q->stop_ids.n,
         .is_eog = is_eog,
-        .ops = &ops,
+        .ops = wants_progress(g) ? &telling : &ops,
         .ctx = p};
     struct fus_job *job = NULL;
     int rc;

@@ -212,6 +212,16 @@ static void write_stream(struct gen *g, struct buf *out, bool end)
     if (end && g->t.call) (void)http_reply_end(r);
 }
 
+/* gen.m is held. */
+static void put_progress(struct gen *g, const struct api_head *h, struct buf *out)
+{
+    for (size_t i = 0; i < g->n_prompt; i++) {
+        struct gen_prompt *p = &g->prompt[i];
+        if (p->advanced) api_put_frame_progress(out, h, (unsigned)i * g->req.n, &p->progress);
+        p->advanced = false;
+    }
+}
+
 static int flush_stream(struct gen *g)
 {
     struct api_head h = head_of(g);
@@ -220,6 +230,7 @@ static int flush_stream(struct gen *g)
     pthread_mutex_lock(&g->m);
     struct progress at = look(g);
     const size_t n = at.status == 0 ? g->n_prompt * g->req.n : 0;
+    if (n > 0) put_progress(g, &h, &out);
     for (size_t i = 0; i < n; i++) {
         struct gen_prompt *p = &g->prompt[i / g->req.n];
         put_choice(g, p, &p->choice[i % g->req.n], (unsigned)i, &h, &out);

@@ -117,6 +117,9 @@ TEST(problems_name_line_key_and_expectation)
     expect_problem("a: [\n", "not YAML");
     expect_problem("listen: 8010\n", "expected HOST:PORT");
     expect_problem("model: /does/not/exist\n", "model: expected a readable");
+    expect_problem("fallback: {model: m}\n", "fallback.model: expected with fallback.upstream");
+    expect_problem("fallback: {upstream: x}\nupstreams: [{url: \"http://h:1\", name: y}]\n",
+                   "fallback.upstream: expected the name of an entry of upstreams, found \"x\"");
     expect_problem("keys: {list: [\"${KVB_NOT_SET}\"]}\n", "variable KVB_NOT_SET is not set");
     expect_problem("a: 1\nb: 2\n",
                    ":2: b: unknown key"); /* all are reported, not the first alone */

@@ -750,6 +750,31 @@ TEST(priorities_are_groups)
     site_fini(&s);
 }
 
+TEST(one_is_asked_for_by_its_name)
+{
+    struct site s;
+    struct gw_lease l = {0};
+    site_init(&s);
+    stub_start(&s, &s.stub[0], "127.0.0.1:0");
+    ASSERT_OK(
+        SET_UPSTREAMS(&s, "%0 name=first models=m health=off",
+                      "%0 name=last models=m,sent=there priority=9 max_inflight=1 health=off"));
+    struct gw_want w = {.model = "sent", .upstream = "last"};
+    ASSERT_EQ(gw_fleet_pick(s.fleet, &w, &l, NULL), GW_PICK_OK);
+    ASSERT_STREQ(l.name, "last");
+    ASSERT_STREQ(l.model, "there");
+    struct gw_lease other = {0};
+    w.model = "m"; /* the first one has room, and is not meant */
+    ASSERT_EQ(gw_fleet_pick(s.fleet, &w, &other, NULL), GW_PICK_FULL);
+    gw_fleet_release(s.fleet, &l, GW_DONE_OK, 0);
+    w.model = "x";
+    ASSERT_EQ(gw_fleet_pick(s.fleet, &w, &other, NULL), GW_PICK_UNKNOWN_MODEL);
+    w.upstream = "nobody";
+    w.model = "m";
+    ASSERT_EQ(gw_fleet_pick(s.fleet, &w, &other, NULL), GW_PICK_UNKNOWN_MODEL);
+    site_fini(&s);
+}
+
 TEST(at_the_start_the_first_group_is_waited_for)
 {
     struct site s;

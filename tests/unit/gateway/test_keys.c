@@ -35,12 +35,14 @@ TEST(no_keys_let_everybody_in)
 
 TEST(claims_to_the_queue)
 {
-    char *list[] = {"a", "b weight=2.5 priority=1 max_ttft=1500ms"};
+    char *list[] = {"a", "b weight=2.5 priority=1 max_ttft=1500ms fallback=false"};
     struct gw_keys *k;
     ASSERT_OK(create(list, 2, NULL, NULL, NULL, &k, NULL));
     const struct gw_claims *a = &gw_keys_find(k, "Bearer a", NULL)->claims;
     const struct gw_claims *b = &gw_keys_find(k, "Bearer b", NULL)->claims;
     ASSERT_TRUE(a->weight == 1 && a->priority == GW_PRIORITY_USUAL && a->max_ttft_ms == 0);
+    ASSERT_TRUE(gw_keys_find(k, "Bearer a", NULL)->fallback);
+    ASSERT_TRUE(!gw_keys_find(k, "Bearer b", NULL)->fallback);
     ASSERT_TRUE(b->weight == 2.5 && b->priority == 1 && b->max_ttft_ms == 1500);
     gw_keys_destroy(k);
     char *twins[] = {"a id=x", "b id=x weight=2"};
@@ -250,6 +252,7 @@ TEST(entries_that_cannot_be_meant)
         "k priority=",
         "k max_ttft=0",
         "k max_ttft=soon",
+        "k fallback=perhaps",
         "k rpm=100000001",
         "k tpm=",
         "k colour=red",

@@ -20,7 +20,10 @@ TEST(model_and_stream)
     ASSERT_MEMEQ(body + s.model_value.at, "\"a\\u002fb\"", s.model_value.len);
     gw_scan_fini(&s);
     s = run("{}", 2, NULL);
-    ASSERT_TRUE(!s.failed && !s.stream && !s.has_model);
+    ASSERT_TRUE(!s.failed && !s.stream && !s.has_model && s.model_value.len == 0);
+    gw_scan_fini(&s);
+    s = run("{\"model\" : null}", 16, NULL); /* a place for a name */
+    ASSERT_TRUE(!s.failed && !s.has_model && s.model_value.at == 11 && s.model_value.len == 4);
     gw_scan_fini(&s);
 }
 

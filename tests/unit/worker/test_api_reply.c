@@ -95,11 +95,35 @@ TEST(stream_frames)
                  "\"model\":\"m\"" FP ",\"choices\":[{\"index\":1,\"delta\":{},\"logprobs\":null,"
                  "\"finish_reason\":\"length\"}],\"usage\":null}\n\n");
     buf_clear(&b);
+    struct api_progress at = {.total = 9, .cache = 4, .processed = 6, .ms = 12.7};
+    api_put_frame_progress(&b, &h, 1, &at);
+    ASSERT_OK(buf_status(&b));
+    ASSERT_STREQ(buf_cstr(&b),
+                 "data: {\"id\":\"chatcmpl-1\",\"object\":\"chat.completion.chunk\",\"created\":5,"
+                 "\"model\":\"m\"" FP ",\"choices\":[{\"index\":1,\"delta\":{},\"logprobs\":null,"
+                 "\"finish_reason\":null}],\"usage\":null,\"prompt_progress\":{\"total\":9,"
+                 "\"cache\":4,\"processed\":6,\"time_ms\":13}}\n\n");
+    buf_clear(&b);
     api_put_frame_usage(&b, &h, &usage, &extra);
     ASSERT_OK(buf_status(&b));
     ASSERT_STREQ(buf_cstr(&b),
                  "data: {\"id\":\"chatcmpl-1\",\"object\":\"chat.completion.chunk\",\"created\":5,"
                  "\"model\":\"m\"" FP ",\"choices\":[],\"usage\":" USAGE ",\"kvblend\":{}}\n\n");
+    buf_fini(&b);
+}
+
+TEST(progress_of_a_completion_with_what_is_predicted)
+{
+    const struct api_head h = head(false, false);
+    const struct api_progress at = {5, 0, 5, 1, 20.2};
+    struct buf b = BUF_INIT;
+
+    api_put_frame_progress(&b, &h, 0, &at);
+    ASSERT_STREQ(buf_cstr(&b),
+                 "data: {\"id\":\"cmpl-1\",\"object\":\"text_completion\",\"created\":5,"
+                 "\"model\":\"m\"" FP ",\"choices\":[{\"index\":0,\"text\":\"\",\"logprobs\":null,"
+                 "\"finish_reason\":null}],\"prompt_progress\":{\"total\":5,\"cache\":0,"
+                 "\"processed\":5,\"time_ms\":1,\"predicted_ms\":20}}\n\n");
     buf_fini(&b);
 }
 
