@@ -25,6 +25,7 @@ template <unsigned KP> struct at_dims { /* KP: K rounded up to what is compiled 
         ROW = KP * 2,    /* bytes */
         BUFFER = KEYS * ROW,
         SWIZZLE = KP % 64 == 0 ? 8 : 4,
+        AHEAD = KP > 128 ? 8 : 16, /* pairs of sums on their way, as far as registers go */
     };
 };
 
@@ -213,12 +214,13 @@ struct at_before { /* a whole block: what the parts before this one came to; the
 };
 
 /* The end of a part for entry i of the lane. Folded here, sums so far wait in `out`: these lanes
- * alone write and read them. */
+ * alone write and read them, many at once: one after the other they took a quarter of the time. */
 template <unsigned KP>
 static __device__ __forceinline__ void
 at_close_entry(const struct cu_attn &a, size_t row, unsigned head, unsigned part, bool apart,
                unsigned i, bool ends, const struct at_sums<KP> &o, struct at_before &b)
 {
+    typedef at_dims<KP> D;
     const unsigned lane = threadIdx.x % CU_WARP, K = a.kv.K;
     float *to = a.out + row * a.ldo + size_t(head) * K;
     struct at_weights w = {0, 1};
@@ -231,19 +233,25 @@ at_close_entry(const struct cu_attn &a, size_t row, unsigned head, unsigned part
     } else {
         w = at_fold(b.top[i], b.total[i], o.top[i], o.total[i]);
     }
+    const bool folds = !apart && part > 0, divides = !apart && ends;
     const float one = 1 / b.total[i];
     CU_UNROLL
-    for (unsigned n = 0; n < KP / 8; n++) {
-        const unsigned d = 8 * n + lane % 4 * 2;
-        struct float2 x = {o.acc[n][2 * i], o.acc[n][2 * i + 1]};
-        if (d >= K) break;
-        if (!apart && part > 0) {
-            const struct float2 old = *reinterpret_cast<const struct float2 *>(to + d);
-            x.x = at_folded(w, old.x, x.x);
-            x.y = at_folded(w, old.y, x.y);
+    for (unsigned n0 = 0; n0 < KP / 8; n0 += D::AHEAD) {
+        struct float2 old[D::AHEAD];
+        CU_UNROLL
+        for (unsigned n = 0; n < D::AHEAD && n0 + n < KP / 8; n++) {
+            const unsigned d = 8 * (n0 + n) + lane % 4 * 2;
+            old[n].x = old[n].y = 0;
+            if (folds && d < K) old[n] = *reinterpret_cast<const struct float2 *>(to + d);
         }
-        if (!apart && ends) x.x *= one, x.y *= one;
-        *reinterpret_cast<struct float2 *>(to + d) = x;
+        CU_UNROLL
+        for (unsigned n = 0; n < D::AHEAD && n0 + n < KP / 8; n++) {
+            const unsigned d = 8 * (n0 + n) + lane % 4 * 2;
+            struct float2 x = {o.acc[n0 + n][2 * i], o.acc[n0 + n][2 * i + 1]};
+            if (folds) x.x = at_folded(w, old[n].x, x.x), x.y = at_folded(w, old[n].y, x.y);
+            if (divides) x.x *= one, x.y *= one;
+            if (d < K) *reinterpret_cast<struct float2 *>(to + d) = x;
+        }
     }
     if (!apart && ends && a.lse && lane % 4 == 0)
         a.lse[row * a.H + head] = at_lse(b.top[i], b.total[i]);
