@@ -42,6 +42,16 @@ void http_req_drop_body(struct http_req *r)
     buf_fini(&r->body);
 }
 
+int http_req_replace_body(struct http_req *r, struct buf *body)
+{
+    if (!http_bounds_take(r->conn->server->lim.bounds, body->len)) return -ENOSPC;
+    http_req_drop_body(r);
+    r->body = *body;
+    r->body_charged = body->len;
+    *body = (struct buf)BUF_INIT;
+    return 0;
+}
+
 /* ---- replies ---- */
 
 static int reply_head(struct http_req *r, struct buf *out, int status, const char *content_type,

@@ -67,6 +67,9 @@ struct http_req {
 };
 const char *http_req_body(const struct http_req *r, size_t *ret_len); /* NUL-terminated; borrow */
 void http_req_drop_body(struct http_req *r); /* free it early: from now on it is empty */
+/* Another body in its place: takes it, and charges the server's bounds with it. -ENOSPC: they have
+ * no room, and nothing changed. */
+int http_req_replace_body(struct http_req *r, struct buf *body);
 
 /* Extra headers: "Name: value\r\n…" lines, each ended by CRLF; NULL = none. */
 int http_reply(struct http_req *r, int status, const char *content_type, const char *extra_headers,

@@ -229,6 +229,21 @@ bool gw_fleet_opens(const struct gw_fleet *f, const char *path)
     return yes;
 }
 
+bool gw_fleet_speaks(const struct gw_fleet *f, const char *model, const char *path)
+{
+    bool speaks = false, worker = false;
+    fleet_lock(f);
+    for (size_t i = 0; i < f->n; i++) {
+        const struct gw_target *t = f->target[i];
+        const char *sent;
+        if (t->retired || t->leaving || fleet_serves(f, t, model, &sent) != FLEET_YES) continue;
+        worker |= t->worker;
+        speaks |= t->up && gw_upstream_opens(t->up, path);
+    }
+    fleet_unlock(f);
+    return speaks && !worker;
+}
+
 int gw_fleet_model(const struct gw_fleet *f, const char *id, struct buf *out)
 {
     int r = -ENOENT;

@@ -21,6 +21,7 @@ struct buf;
     X(NOT_PUBLIC, 403, "permission_denied", "not_public", -1)                                      \
     X(UNKNOWN_URL, 404, "invalid_request_error", "unknown_url", -1)                                \
     X(UNKNOWN_MODEL, 404, "invalid_request_error", "model_not_found", -1)                          \
+    X(NO_RESPONSE, 404, "invalid_request_error", "previous_response_not_found", -1)                \
     X(UNKNOWN_TARGET, 404, "invalid_request_error", "target_not_found", -1)                        \
     X(METHOD, 405, "invalid_request_error", "method_not_allowed", -1)                              \
     X(TIMEOUT, 408, "timeout_error", "request_timeout", 1)                                         \

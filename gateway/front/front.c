@@ -16,6 +16,7 @@
 #include "gateway/request/merge.h"
 #include "gateway/request/relay.h"
 #include "gateway/request/request.h"
+#include "gateway/translate/store.h"
 
 #include <string.h>
 
@@ -96,6 +97,25 @@ static void answer_model(struct gw_req *q)
     buf_fini(&id);
 }
 
+/* GET and DELETE of a response that this gateway keeps. */
+static void answer_stored(struct gw_req *q)
+{
+    struct gw_store *store = q->loop->server->store;
+    bool drop = strcmp(q->http->msg.method, "DELETE") == 0;
+    char owner[GW_STORE_OWNER_BYTES];
+    struct buf b = BUF_INIT;
+    int r = !gw_req_owner(q, owner) ? 0
+            : drop                  ? gw_store_drop(store, owner, q->rest)
+                                    : gw_store_get(store, owner, q->rest, NULL, &b);
+    if (r == 1 && drop)
+        (void)buf_addf(&b, "{\"id\":\"%s\",\"object\":\"response\",\"deleted\":true}", q->rest);
+    if (r != 0)
+        gw_answer_json(q, 200, &b); /* or out of memory */
+    else
+        gw_answer_error(q, GW_E_NO_RESPONSE, NULL, "No response `%.64s` is stored for this key.",
+                        q->rest);
+}
+
 static void metrics_gathered(struct gw_req *q, const struct gw_page *pages, size_t n)
 {
     struct buf own = BUF_INIT, all = BUF_INIT;
@@ -128,9 +148,30 @@ enum {
     COMPUTED = PASSED | GW_R_REPEAT,
 };
 
+/* Dialects of chat, to upstreams that say that they speak them. */
+static const struct gw_route spoken_responses = {
+    "/responses", "POST", "/v1/responses", NULL, PASSED | GW_R_SPOKEN, NULL, GW_RESPONSES, NULL};
+static const struct gw_route spoken_messages = {
+    "/messages", "POST", "/v1/messages", NULL, COMPUTED | GW_R_SPOKEN, NULL, GW_MESSAGES, NULL};
+static const struct gw_route spoken_count = {"/messages/count_tokens",
+                                             "POST",
+                                             "/v1/messages/count_tokens",
+                                             NULL,
+                                             COMPUTED | GW_R_SPOKEN,
+                                             NULL,
+                                             GW_MESSAGES,
+                                             NULL};
+
 static const struct gw_route public_routes[] = {
     {"/chat/completions", "POST", "/v1/chat/completions", NULL, COMPLETION | GW_R_DETECT},
     {"/completions", "POST", "/v1/completions", NULL, COMPLETION | GW_R_DETECT},
+    {"/responses", "POST", "/v1/chat/completions", NULL, COMPLETION | GW_R_DETECT, NULL,
+     GW_RESPONSES, &spoken_responses},
+    {"/responses/", "GET, DELETE", NULL, answer_stored, GW_R_REST, NULL, GW_RESPONSES, NULL},
+    {"/messages", "POST", "/v1/chat/completions", NULL, COMPLETION | GW_R_DETECT, NULL, GW_MESSAGES,
+     &spoken_messages},
+    {"/messages/count_tokens", "POST", "/tokenize", NULL, GW_R_JSON | GW_R_REPEAT | GW_R_COUNT,
+     NULL, GW_MESSAGES, &spoken_count},
     {"/models", "GET", NULL, answer_models, 0},
     {"/models/", "GET", NULL, answer_model, GW_R_REST},
     {"/tokenize", "POST", "/tokenize", NULL, GW_R_JSON | GW_R_REPEAT},
@@ -150,9 +191,6 @@ static const struct gw_route public_routes[] = {
     {"/classify", "POST", "/v1/classify", NULL, COMPUTED},
     {"/pooling", "POST", "/v1/pooling", NULL, COMPUTED},
     {"/moderations", "POST", "/v1/moderations", NULL, COMPUTED},
-    {"/messages", "POST", "/v1/messages", NULL, COMPUTED},
-    {"/messages/count_tokens", "POST", "/v1/messages/count_tokens", NULL, COMPUTED},
-    {"/responses", "POST", "/v1/responses", NULL, PASSED},
     {"/images/generations", "POST", "/v1/images/generations", NULL, PASSED},
     {"/images/edits", "POST", "/v1/images/edits", NULL, PASSED},
     {"/images/variations", "POST", "/v1/images/variations", NULL, PASSED},
@@ -344,7 +382,12 @@ static const struct gw_route *find_public(struct gw_req *q, const char *path)
     bool v1 = strncmp(path, "/v1/", 4) == 0;
     const struct gw_route *t = find_route(public_routes, N_PUBLIC, v1 ? path + 3 : path, &q->rest);
     struct gw_fleet *f = q->loop->server->fleet;
-    if (!t) return v1 && gw_fleet_opens(f, path + 4) ? &opened : NULL;
+    bool elsewhere = t && t->answer == answer_stored &&
+                     strncmp(q->rest, GW_STORE_PREFIX, strlen(GW_STORE_PREFIX)) != 0;
+    if (!t || elsewhere) {
+        if (v1 && gw_fleet_opens(f, path + 4)) return &opened;
+        if (!t) return NULL;
+    }
     bool here = !(t->props & GW_R_UPSTREAM) || gw_fleet_serves(f, NULL) & GW_SERVES_UPSTREAM;
     return here ? t : NULL;
 }

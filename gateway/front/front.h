@@ -4,6 +4,8 @@
 
 #include "base/net/http.h"
 
+#include "gateway/translate/translate.h"
+
 #include <stddef.h>
 
 struct gw_page;
@@ -22,6 +24,8 @@ enum {
     GW_R_WORKER = 512,   /* workers alone serve it */
     GW_R_OPAQUE = 1024,  /* the body is whatever the target takes */
     GW_R_OPENED = 2048,  /* for upstreams whose `paths` hold it; the path goes on as it is */
+    GW_R_SPOKEN = 8192,  /* for upstreams whose `paths` hold its target */
+    GW_R_COUNT = 16384,  /* counts tokens */
     GW_R_METRICS = 4096, /* tells of all tenants: on the public address with metrics.public only */
 };
 struct gw_route {
@@ -31,6 +35,8 @@ struct gw_route {
     void (*answer)(struct gw_req *q);
     unsigned props;
     void (*gathered)(struct gw_req *q, const struct gw_page *pages, size_t n); /* of gw_gather() */
+    enum gw_dialect dialect;       /* what its clients speak */
+    const struct gw_route *spoken; /* where an upstream speaks it, too; else it becomes chat */
 };
 
 extern const struct gw_route gw_admin_routes[]; /* admin.c */

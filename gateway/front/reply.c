@@ -60,7 +60,10 @@ void gw_answer_break(struct gw_req *q, enum gw_error e, const char *message)
         return;
     }
     struct buf frames = BUF_INIT;
-    (void)gw_error_frames(e, message, &frames);
+    if (q->ans.told)
+        (void)gw_told_fail(q->ans.told, e, message, &frames);
+    else
+        (void)gw_error_frames(e, message, &frames);
     (void)http_reply_write(q->http, frames.data, frames.len);
     buf_fini(&frames);
     (void)http_reply_end(q->http);
@@ -77,7 +80,7 @@ static void reply_error(struct gw_req *q, enum gw_error e, const char *param, st
     if (q->ans.begun) {
         gw_answer_break(q, e, message);
     } else {
-        (void)gw_error_body(e, message, param, &body);
+        (void)gw_dialect_error(q->route ? q->route->dialect : GW_CHAT, e, message, param, &body);
         reply(q, gw_error_status(e), "application/json", headers, &body);
     }
     buf_fini(headers);

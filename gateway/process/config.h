@@ -142,6 +142,11 @@ typedef uint32_t gw_conf_MS;
     X(STR, segment_memory, "segment-memory", "segment.memory", NULL, 0, 0, 0,                      \
       "file that carries learned chunk boundaries over a restart, or off (default: "               \
       "segment.memory in $CACHE_DIRECTORY, else in the run folder)")                               \
+    X(SIZE, responses_bytes, "responses-memory", "responses.memory", "16MiB", 0, 1ull << 40, 0,    \
+      "conversations of /v1/responses that are kept for previous_response_id; the oldest of who "  \
+      "has most goes first (0: none)")                                                             \
+    X(INT, responses_max, "responses-max", "responses.max", "1024", 0, 100000, 0,                  \
+      "how many of them (0: none)")                                                                \
     X(ENUM, log_level, "log-level", "log.level", "info", 0, 0, OPT_LIVE,                           \
       "error, warn, notice, info or debug", .values = "error|warn|notice|info|debug")              \
     X(STR, access_log, "access-log", "log.access", "stdout", 0, 0, 0,                              \

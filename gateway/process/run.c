@@ -17,6 +17,7 @@
 #include "gateway/process/places.h"
 #include "gateway/process/server.h"
 #include "gateway/process/sysd.h"
+#include "gateway/translate/store.h"
 #include "segment/segment.h"
 
 #include <event2/event.h>
@@ -338,6 +339,7 @@ static int start_gateway(struct gw_run *u, struct gw_config *c, struct err *err)
     r = gw_loops_create(server, c->loops);
     if (r == 0) r = seg_presets_load(presets, &server->presets, err);
     if (r == 0) r = seg_learner_create(SEG_LEARNER_BYTES, &server->learner);
+    if (r == 0) r = gw_store_create(c->responses_max, c->responses_bytes, &server->store);
     if (r == 0) r = gw_rundir_make(&u->dir, err);
     if (r == 0) r = gw_stats_create(c->access_log, &server->stats);
     if (r == 0) r = jobs_create(&(struct jobs_opts){HELPERS, HELPER_QUEUE, NULL}, &server->pool);
@@ -381,6 +383,7 @@ static void stop_gateway(struct gw_run *u)
     gw_loops_destroy(server);
     http_tls_unref(server->tls);
     seg_learner_free(server->learner);
+    gw_store_destroy(server->store);
     seg_presets_free(server->presets);
     if (u->admin_path.len > 5) (void)unlink(buf_cstr(&u->admin_path) + 5); /* after "unix:" */
     buf_fini(&u->dir);

@@ -27,6 +27,7 @@ struct jobs;
 struct gw_req;
 struct gw_scan_job;
 struct gw_stats;
+struct gw_store;
 struct gw_sysd;
 struct seg_learner;
 struct seg_presets;
@@ -59,6 +60,7 @@ struct gw_server { /* what all loops share */
     struct http_tls *tls; /* of https listeners; NULL: none */
     struct http_bounds *bounds;
     struct gw_sysd *sysd;
+    struct gw_store *store; /* responses that are kept */
     struct seg_presets *presets;
     struct seg_learner *learner; /* what the segmenter remembers, by namespace */
     uint64_t start_ns;

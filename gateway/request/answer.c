@@ -17,7 +17,9 @@
 #include "gateway/process/config.h"
 #include "gateway/request/relay.h"
 #include "gateway/request/request.h"
+#include "gateway/translate/translate.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -116,22 +118,43 @@ static bool ends_with_done(const char *p, size_t len)
     return len >= 5 && memcmp(p + len - 5, "data:", 5) == 0;
 }
 
-static void write_events(struct gw_req *q, const char *data, size_t len)
+/* A stream that cannot be told any further ends with why; q may be gone. */
+static void cut_telling(struct gw_req *q, int error)
 {
-    if (len == 0) return;
+    const char *why = error == -EMSGSIZE ? "The upstream's answer is too long to be translated."
+                                         : "The upstream sent what is no chat completion.";
+    if (error == -ENOMEM)
+        gw_relay_cut(q, GW_E_INTERNAL, "Out of memory.");
+    else
+        gw_relay_cut(q, GW_E_UPSTREAM, why);
+}
+
+/* False: it has ended, and q may be gone. */
+static bool write_events(struct gw_req *q, const char *data, size_t len)
+{
+    if (len == 0) return true;
     q->ans.mid_event = false;
     q->ans.saw_done = ends_with_done(data, len);
     if (q->ans.status == 200) gw_usage_events(&q->usage, data, len);
-    write_bytes(q, data, len);
+    if (!q->ans.told) {
+        write_bytes(q, data, len);
+        return true;
+    }
+    struct buf out = BUF_INIT;
+    int r = gw_told_events(q->ans.told, data, len, &out);
+    write_bytes(q, out.data, out.len);
+    buf_fini(&out);
+    if (r < 0) cut_telling(q, r);
+    return r >= 0;
 }
 
-/* Those before the first token: an answer's tokens and usage are not among them. */
-static void pass_events(struct gw_req *q, const char *data, size_t len)
+/* Those before the first token: an answer's tokens and usage are not among them, and a dialect has
+ * no words for them. */
+static bool pass_events(struct gw_req *q, const char *data, size_t len)
 {
-    if (q->ans.taken)
-        write_events(q, data, len);
-    else
-        write_bytes(q, data, len);
+    if (q->ans.taken) return write_events(q, data, len);
+    if (!q->ans.told) write_bytes(q, data, len);
+    return true;
 }
 
 /* The answer counts from here on: this was the last try. */
@@ -160,7 +183,7 @@ static void on_events(struct gw_req *q, const char *data, size_t len)
     struct buf *held = &q->ans.body;
     if (held->len == 0) { /* the usual case: whole events, nothing copied */
         size_t n = ripe_events(q, data, len);
-        pass_events(q, data, n);
+        if (!pass_events(q, data, n)) return;
         data += n;
         len -= n;
     }
@@ -170,9 +193,13 @@ static void on_events(struct gw_req *q, const char *data, size_t len)
         return;
     }
     size_t n = ripe_events(q, held->data, held->len);
-    pass_events(q, held->data, n);
+    if (!pass_events(q, held->data, n)) return;
     buf_consume(held, n);
     if (held->len < EVENT_BYTES_MAX) return;
+    if (q->ans.told) {
+        cut_telling(q, -EMSGSIZE);
+        return;
+    }
     if (!q->ans.taken) take_part(q);
     q->ans.mid_event = true; /* all except the last three, which may begin its end */
     write_bytes(q, held->data, held->len - 3);
@@ -189,8 +216,38 @@ static void keep_tail(struct gw_req *q, const char *data, size_t len)
     (void)buf_add(tail, data, len);
 }
 
+/* What a chat answer, or a refusal, is to the client; q may be gone. */
+static void answer_told(struct gw_req *q, const char *body, size_t len)
+{
+    struct buf out = BUF_INIT;
+    bool uncounted =
+        q->asked->counts && (q->ans.status == 404 || q->ans.status == 405 || q->ans.status == 501);
+    int r = q->ans.status == 200
+                ? gw_told_answer(q->ans.told, body, len, &out)
+                : gw_dialect_refusal(q->asked->dialect, q->ans.status, body, len, &out);
+    if (q->ans.status == 200) gw_usage_answer(&q->usage, body, len);
+    if (r < 0) {
+        cut_telling(q, r);
+    } else if (uncounted) {
+        gw_answer_error(q, GW_E_NOT_SUPPORTED, NULL,
+                        "The upstream of this model does not count tokens: it has no /tokenize.");
+    } else {
+        q->stage = GW_ANSWERED;
+        q->status = q->ans.status;
+        if (q->status == 429) q->end = GW_END_SHED;
+        q->ans.n_bytes = out.len;
+        gw_stats_add(GW_M_RELAYED, (double)out.len);
+        (void)http_reply(q->http, q->status, NULL, buf_cstr(&q->ans.headers), out.data, out.len);
+    }
+    buf_fini(&out);
+}
+
 static void answer_collected(struct gw_req *q, const char *body, size_t len)
 {
+    if (q->ans.told) {
+        answer_told(q, body, len);
+        return;
+    }
     q->stage = GW_ANSWERED;
     q->status = q->ans.status;
     if (q->status == 429) q->end = GW_END_SHED;
@@ -209,11 +266,16 @@ static void on_plain(struct gw_req *q, const char *data, size_t len)
         answer_collected(q, data, len);
         return;
     }
-    if (!q->ans.streams && whole->len + len <= COLLECT_BYTES_MAX) {
+    size_t most = q->ans.told ? GW_TOLD_BYTES_MAX : COLLECT_BYTES_MAX;
+    if (!q->ans.streams && whole->len + len <= most) {
         if (buf_add(whole, data, len) < 0) gw_relay_cut(q, GW_E_INTERNAL, "Out of memory.");
         return;
     }
     if (q->ans.early) return; /* an error that is too long for a frame */
+    if (q->ans.told) {
+        cut_telling(q, -EMSGSIZE);
+        return;
+    }
     if (!q->ans.streams) {
         struct buf first = *whole;
         *whole = (struct buf)BUF_INIT;
@@ -258,6 +320,7 @@ static void on_answer_head(void *ctx, int status, const struct http_head *h)
         if (q->ans.sse && status == 200) q->stage = GW_RELAYING;
         return;
     }
+    if (q->ans.told && !q->ans.sse) type = "application/json";
     if (make_headers(q, h, type) < 0) {
         gw_relay_cut(q, GW_E_INTERNAL, "Out of memory.");
         return;
@@ -268,7 +331,8 @@ static void on_answer_head(void *ctx, int status, const struct http_head *h)
                        (q->ans.length < 0 && (!plain_text || !is_type(type, "application/json")));
     bool bare = status == 204 || status == 304;
     bool to_head = strcmp(q->http->msg.method, "HEAD") == 0;
-    q->ans.streams = !q->ans.sse && !bare && (to_head ? q->ans.length > 0 : long_answer);
+    q->ans.streams =
+        !q->ans.told && !q->ans.sse && !bare && (to_head ? q->ans.length > 0 : long_answer);
     if (q->ans.sse || q->ans.streams) begin_relay(q);
 }
 
@@ -279,6 +343,16 @@ static void on_answer_body(void *ctx, const char *data, size_t len)
         on_events(q, data, len);
     else
         on_plain(q, data, len);
+}
+
+static void tell_refusal(struct gw_req *q, bool json, struct buf *frames)
+{
+    const struct buf *b = &q->ans.body;
+    struct buf event = BUF_INIT;
+    int r = json ? buf_addf(&event, "data: %.*s\n\n", (int)b->len, b->data) : -EBADMSG;
+    if (r == 0) r = gw_told_events(q->ans.told, event.data, event.len, frames);
+    (void)gw_told_fail(q->ans.told, GW_E_UPSTREAM, "The upstream refused the request.", frames);
+    buf_fini(&event);
 }
 
 /* The client was given a stream's headers while it waited, and no stream came. */
@@ -294,7 +368,9 @@ static void answer_early(struct gw_req *q)
     q->stage = GW_ANSWERED;
     q->status = q->ans.status;
     q->end = q->status == 429 ? GW_END_SHED : GW_END_UPSTREAM;
-    if (json)
+    if (q->ans.told)
+        tell_refusal(q, json, &frames);
+    else if (json)
         (void)buf_addf(&frames, "data: %.*s\n\ndata: [DONE]\n\n", (int)b->len, b->data);
     else
         (void)gw_error_frames(GW_E_UPSTREAM, "The upstream refused the request.", &frames);
@@ -320,6 +396,17 @@ static bool is_whole(const struct gw_req *q)
     return q->ans.framed && !q->send.lease.worker;
 }
 
+/* False: it has ended in its middle, and q may be gone. */
+static bool end_telling(struct gw_req *q)
+{
+    struct buf out = BUF_INIT;
+    int r = gw_told_end(q->ans.told, &out);
+    write_bytes(q, out.data, out.len);
+    buf_fini(&out);
+    if (r < 0) cut_telling(q, r);
+    return r >= 0;
+}
+
 static void answer_complete(struct gw_req *q)
 {
     const struct buf *b = &q->ans.body;
@@ -333,8 +420,9 @@ static void answer_complete(struct gw_req *q)
     }
     if (q->ans.sse) {
         size_t n = complete_events(b->data, b->len); /* an opening without a token */
-        write_events(q, b->data, n);
-        write_bytes(q, b->data + n, b->len - n);
+        if (!write_events(q, b->data, n)) return;
+        if (q->ans.told && !end_telling(q)) return;
+        if (!q->ans.told) write_bytes(q, b->data + n, b->len - n);
     } else {
         gw_usage_answer(&q->usage, b->data ? b->data : "", b->len);
     }

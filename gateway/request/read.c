@@ -180,9 +180,70 @@ static bool asks_for_map(const struct gw_req *q)
     return q->scan.asks_map || (h && (!strcmp(h, "map_reduce") || !strcmp(h, "map_rerank")));
 }
 
+/* ---- dialects of chat ---- */
+
+static void head_read(struct gw_req *q);
+
+static void scan_begin(struct gw_req *q)
+{
+    size_t len;
+    const char *body = http_req_body(q->http, &len);
+    gw_scan_init(&q->scan, body, len, true);
+    q->scan.lone = !gw_fleet_count_kinds(q->loop->server->fleet).choice;
+    scan_body(q, gw_scan_head, GW_SCAN_HEAD_INLINE_MAX, head_read);
+}
+
+static void translate(struct gw_scan *s)
+{
+    gw_asked_translate(s->asked, s->body, s->len);
+}
+
+/* What the client sent is chat from here on. */
+static void translated(struct gw_req *q)
+{
+    struct gw_asked *a = q->asked = q->scan.asked;
+    q->scan.asked = NULL;
+    if (a->failed) {
+        q->end = GW_END_REFUSED;
+        gw_answer_error(q, a->error, a->param[0] ? a->param : NULL, "%s", a->message);
+    } else if (gw_told_create(a, &q->ans.told) < 0) {
+        gw_answer_no_memory(q);
+    } else if (http_req_replace_body(q->http, &a->chat) < 0) {
+        gw_stats_add(GW_M_BODY_REFUSED, 1);
+        q->end = GW_END_SHED;
+        gw_answer_error(q, GW_E_SHED, NULL, "The server has no memory for the request now.");
+    } else {
+        scan_begin(q);
+    }
+}
+
+/* True: the request is on its way to become chat. */
+static bool translates(struct gw_req *q)
+{
+    const struct gw_route *route = q->route;
+    struct gw_server *server = q->loop->server;
+    if (!route->spoken || q->asked) return false;
+    if (gw_fleet_speaks(server->fleet, gw_req_model(q), route->spoken->target + strlen("/v1/"))) {
+        q->route = route->spoken;
+        return false;
+    }
+    if (q->scan.failed) return false;
+    struct gw_asked *a;
+    if (gw_asked_create(route->dialect, &a) < 0) {
+        gw_answer_no_memory(q);
+        return true;
+    }
+    a->counts = route->props & GW_R_COUNT;
+    if (gw_req_owner(q, a->owner)) a->store = server->store;
+    q->scan.asked = a;
+    scan_body(q, translate, GW_SCAN_INLINE_MAX, translated);
+    return true;
+}
+
 static void head_read(struct gw_req *q)
 {
     struct gw_scan *s = &q->scan;
+    if (translates(q)) return;
     unsigned serves = s->failed ? 0 : gw_fleet_serves(q->loop->server->fleet, gw_req_model(q));
     q->unbounded = gw_config_of(q)->max_inflight == 0 && serves &&
                    !(serves & (GW_SERVES_WORKER | GW_SERVES_UNKNOWN | GW_SERVES_BOUNDED));
@@ -294,13 +355,13 @@ void gw_read_begin(struct gw_req *q)
         gw_relay_take_turn(q);
         return;
     }
-    gw_scan_init(&q->scan, body, len, true);
-    q->scan.lone = !gw_fleet_count_kinds(q->loop->server->fleet).choice;
-    scan_body(q, gw_scan_head, GW_SCAN_HEAD_INLINE_MAX, head_read);
+    scan_begin(q);
 }
 
 void gw_read_forget(struct gw_req *q)
 {
+    gw_told_free(q->ans.told);
+    gw_asked_free(q->asked);
     if (q->job) q->job->q = NULL;
     gw_scan_fini(&q->scan);
     mem_free(q->want.text_id);

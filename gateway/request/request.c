@@ -2,6 +2,7 @@
 
 #include "segment/segment.h"
 
+#include <stdio.h>
 #include <string.h>
 
 const char *gw_stage_name(enum gw_stage s)
@@ -18,6 +19,7 @@ void gw_req_set_want(struct gw_req *q)
     q->want.prompt_tokens = gw_usage_estimate(q->scan.len);
     q->want.upstream_only = q->route->props & GW_R_UPSTREAM;
     q->want.worker_only = q->route->props & GW_R_WORKER;
+    if (q->route->props & GW_R_SPOKEN) q->want.path = q->route->target + strlen("/v1/");
     if (q->route->props & GW_R_OPENED) q->want.path = q->http->msg.path + strlen("/v1/");
 }
 
@@ -33,5 +35,13 @@ bool gw_req_space(const struct gw_req *q, char ret[GW_SCAN_SPACE_MAX])
     ret[len] = '\0';
     char *slash = query ? strchr(ret, '/') : NULL;
     if (slash) *slash = slash[1] ? SEG_SPACE_INNER : '\0';
+    return true;
+}
+
+bool gw_req_owner(const struct gw_req *q, char ret[GW_STORE_OWNER_BYTES])
+{
+    char space[GW_SCAN_SPACE_MAX];
+    if (!gw_req_space(q, space)) return false;
+    (void)snprintf(ret, GW_STORE_OWNER_BYTES, "%s/%s", q->key ? q->key->id : "", space);
     return true;
 }

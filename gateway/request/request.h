@@ -33,6 +33,7 @@ enum gw_stage {
 };
 const char *gw_stage_name(enum gw_stage s);
 
+struct gw_asked;
 struct gw_gather;
 struct gw_scan_job;
 struct gw_park { /* while it waits for room at a target */
@@ -62,6 +63,7 @@ struct gw_req {
     uint64_t place;             /* requests for one model wait for the same room */
     uint64_t deadline_ns;       /* of waiting for a turn and for room at a target */
     struct gw_park park;        /* GW_PARKED */
+    struct gw_asked *asked; /* a dialect's request, once its body is chat; NULL: it came as chat */
     struct gw_sending send;
     struct gw_answering ans;
     struct gw_fallback fallback;
@@ -86,6 +88,8 @@ void gw_req_set_want(struct gw_req *q); /* but for the texts and what it tried *
 /* The caller's namespace: of its key; without keys, of its header; on the admin API also the
  * query's `space`, "KEY", "/BODY" or "KEY/BODY". False: too long. */
 bool gw_req_space(const struct gw_req *q, char ret[GW_SCAN_SPACE_MAX]);
+/* Whose stored responses it may see: of the key's id and namespace. False: too long a name. */
+bool gw_req_owner(const struct gw_req *q, char ret[GW_STORE_OWNER_BYTES]);
 static inline const char *gw_req_model(const struct gw_req *q) /* NULL: it names none */
 {
     return q->scan.has_model ? q->scan.model : NULL;

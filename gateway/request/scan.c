@@ -8,6 +8,7 @@
 
 #include "base/mem.h"
 #include "gateway/request/fields.h"
+#include "gateway/translate/translate.h"
 #include "policy/fair.h"
 #include "segment/segment.h"
 
@@ -210,6 +211,8 @@ void gw_scan_head(struct gw_scan *s)
 void gw_scan_fini(struct gw_scan *s)
 {
     buf_fini(&s->segments);
+    gw_asked_free(s->asked);
+    s->asked = NULL;
     mem_free(s->chunk);
     s->chunk = NULL;
     s->n_chunks = 0;

@@ -19,6 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct gw_asked;
 struct seg_learner;
 struct seg_presets;
 
@@ -69,6 +70,7 @@ struct gw_scan {
     const struct seg_presets *presets; /* NULL: only chunks by the sender's word */
     struct seg_learner *learner;       /* NULL: every request is the first one; else `space` */
     const char *separator;             /* X-KVBlend-Separator, decoded; NULL: none */
+    struct gw_asked *asked; /* a dialect's request: to become chat before it is scanned; owned */
     const char *given;                 /* X-KVBlend-Segments from the client; NULL: none */
     bool dry;                          /* an administrator looks: learn nothing */
     struct buf *explain;               /* NULL, or the reasons as JSON, "[]" when none */

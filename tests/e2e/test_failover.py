@@ -593,7 +593,7 @@ def test_abort_reaches_the_upstream():
     }
     with Upstream() as up, proxy([up.entry(ANY)]) as g:
         for name, (body, marker) in stages.items():
-            for path in (CHAT, "/v1/responses") if "stream" not in name else (CHAT,):
+            for path in (CHAT, "/v1/images/generations") if "stream" not in name else (CHAT,):
                 took = []
                 while len(took) < 5 and (not took or min(took) > 100):
                     took.append(leave_ms(g, up, body, path, marker))

@@ -217,7 +217,7 @@ def test_the_usage_of_a_long_answer_counts():
 
 def test_a_stream_may_end_without_done():
     """A clean end is the upstream's own business: not every API says [DONE]."""
-    with Upstream() as up, proxy([up.entry(ANY)]) as g:
+    with Upstream() as up, proxy([up.entry(OPEN)]) as g:
         body = b"event: a\ndata: 1\n\nevent: message_stop\ndata: {}\n\n"
         up.script = {"body": body, "type": "text/event-stream", "framing": "chunked"}
         r = g.post("/v1/messages", ask(stream=True))
@@ -416,7 +416,7 @@ def test_aliases_and_globs():
             for up, said, sent in ((a, "fast", "up-model"), (a, "gpt-4", "gpt-4"),
                                    (a, "gpt-4o-mini", "gpt-4o-mini"), (a, "exact", "exact"),
                                    (b, "llama-7b", "llama-7b")):
-                for path in (CHAT, "/v1/embeddings", "/v1/responses"):
+                for path in (CHAT, "/v1/embeddings", "/v1/images/generations"):
                     body = b'{ "x":[1,2], "model" :  "%s" , "y":"%s"}' % (said.encode(),
                                                                          said.encode())
                     want = body.replace(b'"model" :  "%s"' % said.encode(),
