@@ -1,6 +1,6 @@
-/* Fuzz target: any bytes as an answer. The first byte chooses the syntax, the second what the prompt
- * has opened and where the text is cut. What comes out does not depend on the cuts, and nothing of
- * a text without syntax is lost. */
+/* Fuzz target: any bytes as an answer. The first byte chooses the syntax, the second what the
+ * prompt has opened and where the text is cut. What comes out does not depend on the cuts, and
+ * nothing of a text without syntax is lost. */
 #include "base/assert.h"
 #include "worker/answer/answer.h"
 

@@ -24,6 +24,7 @@ struct ans_syntax {
     const char *before_id;  /* may stand before after_name, with an id; NULL: none does */
     const char *prose;      /* instead of a name: what follows is content; NULL: nothing is */
     bool list;              /* calls are one JSON array */
+    bool short_ids;         /* its template takes ids of nine letters and digits only */
     bool bare;              /* models mostly leave `open` out */
 };
 /* By a template's source: the syntax that its text shows; NULL: none that is known. */
