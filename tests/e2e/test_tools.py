@@ -104,18 +104,28 @@ def test_free_answers_are_content_and_none_ignores_tools():
     assert c["message"]["content"] or c["message"]["tool_calls"], c
 
 
-def test_a_call_of_its_own_accord_is_read():
-    d = chat(tools=TOOLS, max_tokens=80, messages=[
+def adding(numbers, question, tools=TOOLS):
+    """A conversation that has called a tool before, so that the model goes on to."""
+    return chat(tools=tools, max_tokens=80, messages=[
         {"role": "system", "content": "Answer with a tool call, always."},
-        *[m for a, b in ((3, 4), (5, 6), (7, 8)) for m in (
+        *[m for a, b in numbers for m in (
             {"role": "user", "content": f"Add {a} and {b}."},
             {"role": "assistant", "tool_calls": [{"id": "x", "type": "function", "function": {
                 "name": "add", "arguments": json.dumps({"a": a, "b": b})}}]},
             {"role": "tool", "tool_call_id": "x", "content": str(a + b)})],
-        {"role": "user", "content": "Add 1 and 2."}])
-    c = d["choices"][0]
-    assert c["finish_reason"] == "tool_calls" and c["message"]["content"] is None, c
-    check_call(c["message"]["tool_calls"][0], "add")
+        {"role": "user", "content": question}])["choices"][0]
+
+
+def test_a_call_of_its_own_accord_is_read_and_held_to_the_schema():
+    """Examples over the schema's bound of 99 are followed where there is no such bound."""
+    for numbers, question in (((3, 4), (5, 6), (7, 8)), "Add 1 and 2."), (((300, 400), (500, 600)), "Add 700 and 800."):
+        c = adding(numbers, question)
+        assert c["finish_reason"] == "tool_calls" and c["message"]["content"] is None, c
+        for call in c["message"]["tool_calls"]:
+            check_call(call, "add")
+    (call,) = adding(numbers, question, [{"type": "function", "function": {"name": "add", "parameters": {
+        "type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}}}])["message"]["tool_calls"]
+    assert max(json.loads(call["function"]["arguments"]).values()) > 99, call
 
 
 def test_a_user_who_writes_a_call_makes_none():

@@ -125,7 +125,7 @@ static gram_node add_calls(const struct worker *w, struct gram_builder *b,
     }
     const gram_node one =
         GRAM_SEQ(b, s->after_name ? gram_lit(b, "", 0) : optional(b, "\n"), call, close);
-    if (s->bare || !is_spelt(w, s->open)) return one;
+    if (s->bare || t->choice == API_TOOLS_AUTO || !is_spelt(w, s->open)) return one;
     const gram_node next = GRAM_SEQ(b, gram_str(b, "\n"), gram_str(b, s->open), one);
     return GRAM_SEQ(b, one, gram_repeat(b, next, 0, more));
 }
@@ -172,6 +172,23 @@ static int start_run(struct wk_format *f, unsigned n_texts, struct err *err)
     return rc;
 }
 
+/* Where prose may stand behind what opens a call, the model is left to itself. */
+static bool may_enforce(const struct worker *w, const struct api_tools *t)
+{
+    return t->choice == API_TOOLS_MUST ||
+           (t->choice == API_TOOLS_AUTO && !w->speech.calls->prose && t->n_name > 0);
+}
+
+/* A call that a grammar cannot say is still a call where nobody asks for more. */
+static bool insists(const struct api_tools *t)
+{
+    bool strict = t->choice == API_TOOLS_MUST;
+
+    for (size_t i = 0; i < t->n; i++)
+        strict = strict || (t->tool[i].callable && t->tool[i].strict);
+    return strict;
+}
+
 int wk_format_open(const struct worker *w, const struct api_req *r, unsigned n_texts,
                    struct wk_format *ret, struct api_err *e)
 {
@@ -181,14 +198,16 @@ int wk_format_open(const struct worker *w, const struct api_req *r, unsigned n_t
     struct err err = {0};
     int rc;
 
-    if (tools && r->tools.choice != API_TOOLS_MUST) return 0;
+    if (tools && !may_enforce(w, &r->tools)) return 0;
     rc = compile(w, r, &made.gram, &err);
     if (rc == 0) rc = start_run(&made, n_texts, &err);
     if (rc == 0) {
+        made.lazy = tools && r->tools.choice == API_TOOLS_AUTO;
         *ret = made;
         return 0;
     }
     wk_format_close(&made);
+    if (rc != -ENOMEM && tools && !insists(&r->tools)) return 0;
     if (rc == -ENOMEM) return api_no_memory(e);
     return api_err_set(e, rc == -ENOTSUP ? API_UNSUPPORTED_PARAMETER : API_INVALID_VALUE, field,
                        "Invalid '%s': %s.", field, err.msg);

@@ -69,8 +69,10 @@ static bool open_choices(struct gen *g, struct gen_prompt *p)
     how.thinking = p->p.thinking && how.thoughts;
     how.calling = p->p.calling && how.syntax;
     p->choice = mem_zalloc(g->req.n * sizeof *p->choice);
-    for (unsigned k = 0; p->choice && k < g->req.n; k++)
+    for (unsigned k = 0; p->choice && k < g->req.n; k++) {
         ans_init(&p->choice[k].said, &how);
+        p->choice[k].bound = g->format.run && !g->format.lazy;
+    }
     return p->choice != NULL;
 }
 

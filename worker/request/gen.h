@@ -26,6 +26,7 @@ struct gen_choice {
     struct ans said; /* the text as far as it is safe, read; where gen.how asks for it */
     size_t n_read;
     uint64_t n_thought; /* tokens */
+    bool bound;         /* engine only: the format holds for the next token */
     struct tok_stream stream;
     uint64_t last_ns; /* engine only */
     /* loop only */

@@ -60,7 +60,7 @@ static int on_logits(void *ctx, unsigned choice, const float *logits, const uint
     const struct gen_prompt *p = ctx;
 
     if (is_judged(p, choice)) wk_guard_logits(p->shadow, logits);
-    if (!p->g->format.run) return 0;
+    if (!p->choice[choice].bound) return 0;
     return gram_run_allowed(p->g->format.run, text_of(p, choice), ret_allowed);
 }
 
@@ -156,6 +156,32 @@ static int take_text(struct gen *g, struct gen_choice *c, const struct fus_event
     return 1;
 }
 
+/* Has the token, to its last byte, opened a call? */
+static bool opens_call(const struct gen_choice *c)
+{
+    return ans_is_opened(&c->said) && c->n_read == c->text.len && c->stream.n_hold == 0;
+}
+
+/* 1: the answer is complete. */
+static int follow_format(const struct gen_prompt *p, struct gen_choice *c,
+                         const struct fus_event_token *t)
+{
+    const struct wk_format *f = &p->g->format;
+    int rc = 0;
+
+    if (c->bound) {
+        rc = gram_run_take(f->run, text_of(p, t->choice), t->picked.id);
+        if (rc == 1 && f->lazy) {
+            c->bound = false;
+            rc = 0;
+        }
+    } else if (f->lazy && opens_call(c)) {
+        gram_run_again(f->run, text_of(p, t->choice));
+        c->bound = true;
+    }
+    return rc;
+}
+
 static int on_token(void *ctx, const struct fus_event_token *t)
 {
     struct gen_prompt *p = ctx;
@@ -172,9 +198,7 @@ static int on_token(void *ctx, const struct fus_event_token *t)
     if (!t->end) stop = take_text(g, c, t) || read_text(g, c);
     wake(g);
     pthread_mutex_unlock(&g->m);
-    if (g->format.run && !t->end && !stop)
-        stop = gram_run_take(g->format.run, text_of(p, t->choice), t->picked.id);
-    return stop;
+    return t->end || stop ? stop : follow_format(p, c, t);
 }
 
 static void on_choice(void *ctx, unsigned choice, enum fus_finish f)

@@ -56,8 +56,9 @@ int wk_encode_chunk(const struct worker *w, const char *text, size_t len, int32_
 struct wk_format {
     struct gram *gram; /* NULL: the answer may be any text */
     struct gram_run *run;
+    bool lazy; /* it holds from where the model opens a call to that call's end */
 };
-/* What n_texts answers must be: of the form that is asked for, or a call where there must be one.
+/* What n_texts answers must be: of the form that is asked for, or calls of the tools.
  * What cannot be is refused by the field's name. */
 int wk_format_open(const struct worker *w, const struct api_req *r, unsigned n_texts,
                    struct wk_format *ret, struct api_err *e);
