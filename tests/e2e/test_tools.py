@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Tool calls of a real model whose chat template knows no tools: enforced, free, streamed, refused, answered.
 
-A worker alone; the tools are explained in the prompt, and what must be a call is one by the grammar.
+A worker alone, but for the last test; the tools are explained in the prompt, and what must be a call is one by the grammar.
 """
 import json
 
-from harness import ADMIN, WORKER, Program, main, need, real_model, worker_listening
+from harness import ADMIN, KVBLEND, WORKER, Program, gateway, main, need, real_model, worker_listening
 
-need(WORKER)
+need(KVBLEND, WORKER)
 WEATHER = {"type": "function", "function": {"name": "get_weather", "description": "Weather of a city", "parameters": {
     "type": "object", "additionalProperties": False, "required": ["city", "unit"],
     "properties": {"city": {"type": "string", "maxLength": 12}, "unit": {"enum": ["C", "F"]}}}}}
@@ -189,21 +189,35 @@ def test_what_cannot_be_is_refused_by_name():
     refused("messages[1].tool_call_id", messages=ASK + [{"role": "tool", "tool_call_id": "c9", "content": "x"}])
 
 
-def test_an_answer_of_a_tool_is_a_chunk_that_is_reused():
-    passage = " ".join(f"Sentence {i} of the report says that river {i * 7} rose by {i} metres." for i in range(30))
+def reuse_an_answer(server):
+    passage = " ".join(f"Sentence {i} of the report says that river {i * 7} rose by {i} metres." for i in range(20))
+    inner = json.dumps({"messages": [{"role": "user", "content": "z" * 300}]})
 
     def ask(question, before):
-        return chat(tools=TOOLS, max_tokens=4, kvblend={"mode": "reuse", "explain": True}, messages=[
-            {"role": "system", "content": before}, {"role": "user", "content": question},
-            {"role": "assistant", "content": None, "tool_calls": [
-                {"id": "c1", "type": "function", "function": {"name": "now", "arguments": "{}"}}]},
-            {"role": "tool", "tool_call_id": "c1", "content": passage}])["kvblend"]
+        r = server.post("/v1/chat/completions", dict(
+            tools=TOOLS, max_tokens=4, temperature=0, kvblend={"mode": "reuse", "explain": True}, messages=[
+                {"role": "system", "content": before}, {"role": "user", "content": question},
+                {"role": "assistant", "content": None, "tool_calls": [
+                    {"id": "c1", "type": "function", "function": {"name": "now", "arguments": inner}}]},
+                {"role": "tool", "tool_call_id": "c1", "content": passage}]))
+        assert r.status == 200, r.body
+        return r.json()["kvblend"]
 
-    first = ask("How far did the rivers rise?", "Be brief.")
-    assert first["chunks"], first
-    w.post("/v1/segments", {"texts": [passage]})
+    (chunk,) = ask("How far did the rivers rise?", "Be brief.")["chunks"]
+    assert (chunk["message"], chunk["begin"], chunk["end"]) == (3, 0, len(passage)), chunk
+    assert server.post("/v1/segments", {"texts": [passage]}).status == 200
     second = ask("Which river rose most?", "Be precise, and name numbers.")
-    assert any(c["source"] == "ram" for c in second["chunks"]) and second["tokens"]["reused"] > 100, second
+    assert second["chunks"][0]["source"] == "ram" and second["tokens"]["reused"] > 200, second
+
+
+def test_an_answer_of_a_tool_is_a_chunk_that_is_reused():
+    reuse_an_answer(w)
+
+
+def test_so_it_is_through_the_gateway():
+    """Which finds the chunk in the bytes of the body, with tools and arguments around it."""
+    with gateway(model=real_model()) as g:
+        reuse_an_answer(g)
 
 
 if __name__ == "__main__":
