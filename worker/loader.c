@@ -109,7 +109,6 @@ static int open_text(struct worker *w, struct err *err)
         w->chat = NULL;
         (void)snprintf(w->chat_error, sizeof w->chat_error, "%s", ce.msg);
         log_event(LOG_WARN, "chat_template", "state=refused reason=\"%s\"", ce.msg);
-        return 0;
     }
     wk_speech_of(w);
     return 0;

@@ -109,6 +109,7 @@ static bool is_spelt(const struct worker *w, const char *mark)
     return !special;
 }
 
+/* Behind what opens the first; in a text that is free each further one is opened anew. */
 static gram_node add_calls(const struct worker *w, struct gram_builder *b,
                            const struct api_tools *t, gram_node call)
 {

@@ -585,9 +585,10 @@ TEST(variables_and_fields_reach_the_template)
 }
 
 #define LOOK_UP "{'name':'look_up','parameters':{'type':'object'}}"
+#define LOOK_UP "{'name':'look_up','parameters':{'type':'object'}}"
 #define TOOLS "'tools':[{'type':'function','function':" LOOK_UP "}]"
 
-/* In the prompt's words, in front of what was sent; messages are still counted as they were sent. */
+/* In the prompt's words, before what was sent; messages still count as they were sent. */
 TEST(tools_are_explained_where_the_template_has_none)
 {
     char *a = words(40, 1), *b = words(50, 2);
