@@ -10,6 +10,7 @@
 #include "worker/admin/metrics.h"
 #include "worker/kvlog.h"
 #include "worker/quality/guard.h"
+#include "worker/request/request.h"
 #include "worker/reuse/reuse.h"
 #include "worker/worker.h"
 
@@ -109,6 +110,7 @@ static int open_text(struct worker *w, struct err *err)
         (void)snprintf(w->chat_error, sizeof w->chat_error, "%s", ce.msg);
         log_event(LOG_WARN, "chat_template", "state=refused reason=\"%s\"", ce.msg);
     }
+    wk_speech_of(w);
     return 0;
 }
 

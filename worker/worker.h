@@ -63,6 +63,11 @@ struct wk_segmenter {
     struct seg_presets *presets;
     struct seg_learner *learner; /* what the segmenter remembers, when asked directly */
 };
+struct wk_speech { /* how the model writes what is no content */
+    const struct ans_syntax *calls;
+    bool explained; /* by the prompt: the chat template names no tools, or writes calls strangely */
+    const struct ans_marks *thoughts; /* NULL: it does not think aloud */
+};
 struct worker {
     struct wk_opts o;
     _Atomic int state; /* enum wk_state */
@@ -78,6 +83,7 @@ struct worker {
     struct gram_vocab *vocab; /* of the tokenizer */
     struct chat *chat; /* NULL: the file has no template; chat routes answer 400 */
     char chat_error[240];
+    struct wk_speech speech;
     struct fus_profile profile;
     char profile_source[4200]; /* its file, or "default" */
     struct fus_core *core;

@@ -633,6 +633,12 @@ int gram_run_take(struct gram_run *r, unsigned text, int32_t id)
     return n > drop ? take_bytes(r, t, p + drop, n - drop) : -EINVAL;
 }
 
+void gram_run_again(struct gram_run *r, unsigned text)
+{
+    r->text[text].state = r->start;
+    r->text[text].begun = true;
+}
+
 static int start(struct gram_run *r)
 {
     const struct stack_entry end = {0, STACK_NONE};

@@ -26,5 +26,7 @@ int gram_run_allowed(struct gram_run *r, unsigned text, const uint64_t **ret);
 /* 0: goes on; 1: nothing may follow but the end. -EINVAL: not allowed, nothing changes; else as
  * gram_run_allowed(). A token that ends a text: 1 where it is complete. */
 int gram_run_take(struct gram_run *r, unsigned text, int32_t id);
+/* The text begins anew, behind other text: a space that it begins with comes out. */
+void gram_run_again(struct gram_run *r, unsigned text);
 
 #endif

@@ -20,6 +20,11 @@ struct chat {
     bool developer; /* the template knows the role; else it is told of a system message */
 };
 
+bool chat_says(const struct chat *c, const char *words)
+{
+    return jinja_says(c->jinja, words);
+}
+
 static int refuse(struct err *err, const char *what, const char *why)
 {
     struct buf names = BUF_INIT;
@@ -159,7 +164,8 @@ static void add_span(struct chat_out *o, size_t msg, size_t src, size_t len)
 static int put_out(const struct chat_thread *thread, const struct jinja_seg *seg, size_t n,
                    struct chat_out *o)
 {
-    size_t total = 0;
+    const size_t lead = thread->lead ? strlen(thread->lead) : 0;
+    size_t total = lead;
     for (size_t i = 0; i < n; i++)
         total += seg[i].len;
     o->pieces = mem_alloc((n + 1) * sizeof *o->pieces);
@@ -172,6 +178,10 @@ static int put_out(const struct chat_thread *thread, const struct jinja_seg *seg
         const uintptr_t at = (uintptr_t)s.p, from = m ? (uintptr_t)m->text : 0;
         if (m && at >= from && at - from < m->len) add_span(o, (size_t)s.mark, at - from, s.len);
         (void)buf_add(&o->text, s.p, s.len); /* there is room */
+    }
+    if (lead) {
+        add_piece(o, lead, true);
+        (void)buf_add(&o->text, thread->lead, lead);
     }
     return 0;
 }

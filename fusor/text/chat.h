@@ -28,6 +28,7 @@ struct chat_thread {
     size_t n;
     bool add_generation_prompt; /* the answer's header follows */
     bool continue_final; /* the prompt ends with the last message's text, to be gone on with */
+    const char *lead;    /* what the answer begins with, control tokens included; NULL: nothing */
     const json_t *tools; /* an array, or NULL */
     const json_t *vars;  /* an object of further variables (enable_thinking, …), or NULL */
     int64_t now_s;       /* since the epoch, for templates that write the date; 0: now */
@@ -47,6 +48,8 @@ int chat_open(const char *jinja /* or NULL */, const char *name /* or NULL */, s
               struct err *err);
 void chat_close(struct chat *c);
 const char *chat_name(const struct chat *c); /* of a file's own: "jinja" */
+bool chat_says(const struct chat *c,
+               const char *words); /* some string of the template's is these */
 /* The pieces are the whole prompt: the tokenizer adds no BOS to them. 0; -EINVAL the template
  * refuses, in its own words, or leaves a message out; -ERANGE a limit; -ENOMEM. */
 int chat_render(const struct chat *c, const struct tok *t, const struct chat_thread *thread,

@@ -71,8 +71,7 @@ struct gw_req {
     struct gw_loop_call *loop_call; /* asked of other loops */
     struct gw_trace trace;
     struct gw_usage usage;
-    bool active;
-    bool scan_form; /* the model's name stands in a form, without quotes */
+    bool active, scan_form; /* form: the model's name stands in one, without quotes */
     /* for the log */
     int status;
     enum gw_end end;

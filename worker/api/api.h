@@ -26,6 +26,9 @@ enum {
     API_BIAS_MAX = 4096,
     API_STOP_IDS_MAX = 64,
     API_TTFT_MS_MAX = 86400000,
+    API_TOOLS_MAX = 128, /* OpenAI's, as are the names */
+    API_TOOL_NAME_MAX = 64,
+    API_TOOL_BYTES_MAX = 1 << 18, /* of one definition, as compact JSON */
 };
 
 /* auto, full, prefix, reuse or blend: 1 found, 0 unknown. */
@@ -83,6 +86,25 @@ struct api_format { /* that the answer must have */
     const char *field; /* where it was asked for */
     json_t *own;       /* a schema that came as a string */
 };
+enum api_tool_choice {
+    API_TOOLS_AUTO, /* the model decides */
+    API_TOOLS_NONE, /* they are as good as not there */
+    API_TOOLS_MUST  /* the answer is at least one call of those that are callable */
+};
+struct api_tool {
+    const char *name;
+    const json_t *parameters; /* a schema, an object; NULL: it takes none */
+    bool strict, callable;
+};
+struct api_tools {
+    const json_t *json; /* as they were sent; NULL: none */
+    struct api_tool *tool;
+    size_t n;
+    const char **name; /* of the callable ones */
+    size_t n_name;
+    enum api_tool_choice choice; /* NONE where there are none */
+    bool one;                    /* one call at most */
+};
 struct api_req {
     struct arena arena;
     json_t *root;
@@ -108,6 +130,8 @@ struct api_req {
     size_t n_stop;
     struct api_ids stop_ids;
     struct api_format format;
+    struct api_tools tools;
+    bool thoughts_apart; /* reasoning is no content */
 };
 struct api_limits {
     size_t n_vocab; /* bound of token ids */
@@ -129,5 +153,8 @@ int api_parse_messages(struct api_req *r, struct api_err *e);
 int api_parse_documents(struct api_req *r, struct api_err *e);
 int api_parse_kvblend(struct api_req *r, struct api_err *e);
 int api_parse_format(struct api_req *r, struct api_err *e);
+int api_parse_tools(struct api_req *r, struct api_err *e); /* and reasoning_format; after format */
+/* Tool messages answer calls that were made. */
+int api_check_answers(const struct api_req *r, struct api_err *e);
 
 #endif

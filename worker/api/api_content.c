@@ -27,14 +27,6 @@ static int bad_value(struct api_err *e, const char *param, const char *why)
     return api_err_set(e, API_INVALID_VALUE, param, "Invalid '%s': %s.", param, why);
 }
 
-bool api_string(const json_t *v, const char **ret, size_t *ret_len)
-{
-    if (!json_is_string(v)) return false;
-    *ret = json_string_value(v);
-    *ret_len = json_string_length(v);
-    return true;
-}
-
 /* ---- content parts ---- */
 static int read_part(const json_t *p, const char *where, const char **ret, size_t *ret_len,
                      enum api_part_kind *ret_kind, struct api_err *e)

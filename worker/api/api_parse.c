@@ -1,44 +1,11 @@
 /* Design: the body is parsed once into a jansson tree that stays alive with the request, so texts
  * are borrowed, not copied. Scalars go through one table (name, kind, bounds, place); everything
- * with a shape of its own has a function. Nesting is checked before jansson sees the body, because
- * its parser recurses. */
-#include "base/jsonscan.h"
+ * with a shape of its own has a function. */
 #include "worker/api/api.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-
-int api_load_object(const char *body, size_t len, json_t **ret, struct api_err *e)
-{
-    json_error_t je;
-    json_t *root;
-
-    if (len == 0)
-        return api_err_set(e, API_INVALID_JSON, NULL,
-                           "The request body is empty; a JSON object is expected.");
-    if (json_depth(body, len) > JSON_DEPTH_MAX)
-        return api_err_set(e, API_INVALID_JSON, NULL,
-                           "The request body is nested deeper than %d levels.", JSON_DEPTH_MAX);
-    root = json_loadb(body, len, JSON_DECODE_ANY, &je);
-    if (!root)
-        return api_err_set(e, API_INVALID_JSON, NULL,
-                           "The request body is not valid JSON: %s (line %d, column %d).", je.text,
-                           je.line, je.column);
-    if (!json_is_object(root)) {
-        json_decref(root);
-        return api_err_set(e, API_INVALID_JSON, NULL, "The request body must be a JSON object.");
-    }
-    *ret = root;
-    return 0;
-}
-
-const json_t *api_field(const json_t *o, const char *name)
-{
-    const json_t *v = json_object_get(o, name);
-
-    return json_is_null(v) ? NULL : v;
-}
 
 /* ---- scalars ---- */
 enum kind { F_FLOAT, F_INT, F_INT_OR_FALSE, F_BOOL };
@@ -155,6 +122,7 @@ static bool is_text(const json_t *v, const char *text)
 static int refuse_unsupported(const struct api_req *r, struct api_err *e)
 {
     static const char *const names[] = {"functions",
+                                        "function_call",
                                         "audio",
                                         "prediction",
                                         "web_search_options",
@@ -165,15 +133,11 @@ static int refuse_unsupported(const struct api_req *r, struct api_err *e)
                                         "prompt_logprobs",
                                         "guided_whitespace_pattern",
                                         "truncate_prompt_tokens"};
-    const json_t *v, *tc;
+    const json_t *v;
 
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (is_set(api_field(r->root, names[i])))
             return unsupported(e, names[i], "is not supported with this model");
-    v = api_field(r->root, "tools");
-    tc = json_object_get(r->root, "tool_choice");
-    if (is_set(v) && !is_text(tc, "none"))
-        return unsupported(e, "tools", "is not supported with this model");
     v = json_object_get(r->root, "modalities");
     for (size_t i = 0; i < json_array_size(v); i++)
         if (!is_text(json_array_get(v, i), "text"))
@@ -394,6 +358,7 @@ static int parse_content(struct api_req *r, const struct api_limits *lim, struct
 {
     int rc = r->chat ? api_parse_messages(r, e) : parse_prompts(r, lim, e);
 
+    if (rc >= 0 && r->chat) rc = api_check_answers(r, e);
     if (rc >= 0) rc = api_parse_documents(r, e);
     return rc < 0 ? rc : api_parse_kvblend(r, e);
 }
@@ -420,6 +385,7 @@ int api_parse(const char *body, size_t len, bool chat, const struct api_limits *
     if ((rc = parse_bias(out, api_field(out->root, "logit_bias"), lim, e)) < 0) return rc;
     if ((rc = parse_stop_ids(out, lim, e)) < 0) return rc;
     if ((rc = api_parse_format(out, e)) < 0) return rc;
+    if (chat && (rc = api_parse_tools(out, e)) < 0) return rc;
     return parse_content(out, lim, e);
 }
 

@@ -11,12 +11,12 @@ static void put_usage(struct buf *out, const struct api_usage *u)
              "{\"prompt_tokens\":%llu,\"completion_tokens\":%llu,\"total_tokens\":%llu,"
              "\"prompt_tokens_details\":{\"cached_tokens\":%llu,\"prefix_tokens\":%llu,"
              "\"reused_tokens\":%llu,\"recomputed_tokens\":%llu,\"cache_write_tokens\":%llu},"
-             "\"completion_tokens_details\":{\"reasoning_tokens\":0}}",
+             "\"completion_tokens_details\":{\"reasoning_tokens\":%llu}}",
              (unsigned long long)u->prompt, (unsigned long long)u->completion,
              (unsigned long long)(u->prompt + u->completion),
              (unsigned long long)(u->prefix + u->reused), (unsigned long long)u->prefix,
              (unsigned long long)u->reused, (unsigned long long)u->recomputed,
-             (unsigned long long)u->written);
+             (unsigned long long)u->written, (unsigned long long)u->reasoning);
 }
 
 /* A log probability of minus infinity is not JSON; -9999 is what OpenAI's own API sends. */
@@ -140,13 +140,56 @@ static void put_head(struct buf *out, const struct api_head *h, const char *obje
     buf_adds(out, ",\"system_fingerprint\":\"fp_kvblend_" KV_VERSION "\",\"choices\":[");
 }
 
+static void put_calls(struct buf *out, const struct api_said *m, bool index)
+{
+    buf_adds(out, "\"tool_calls\":[");
+    for (size_t i = 0; i < m->n_call; i++) {
+        const struct api_call *c = &m->call[i];
+        buf_adds(out, i ? ",{" : "{");
+        if (index) buf_addf(out, "\"index\":%u,", c->index);
+        if (c->name) buf_addf(out, "\"id\":\"%s\",\"type\":\"function\",", c->id);
+        buf_adds(out, "\"function\":{");
+        if (c->name) {
+            buf_adds(out, "\"name\":");
+            buf_add_json_str(out, c->name, c->name_len);
+            buf_addc(out, ',');
+        }
+        buf_adds(out, "\"arguments\":");
+        buf_add_json_str(out, c->args, c->args_len);
+        buf_adds(out, "}}");
+    }
+    buf_addc(out, ']');
+}
+
+/* Members of a message, or of a delta, which names what it has only. */
+static void put_said(struct buf *out, const struct api_said *m)
+{
+    const size_t at = out->len;
+    const bool delta = m->delta;
+
+    if (m->content || !delta) buf_adds(out, "\"content\":");
+    if (m->content)
+        buf_add_json_str(out, m->content, m->content_len);
+    else if (!delta)
+        buf_adds(out, "null");
+    if (m->reasoning) {
+        buf_adds(out, out->len > at ? ",\"reasoning_content\":" : "\"reasoning_content\":");
+        buf_add_json_str(out, m->reasoning, m->reasoning_len);
+    }
+    if (m->n_call > 0 && out->len > at) buf_addc(out, ',');
+    if (m->n_call > 0) put_calls(out, m, delta);
+}
+
 /* The text, if any, stands between open and close. */
 static void put_choice(struct buf *out, const struct api_head *h, const struct api_span *s,
                        const char *open, const char *close)
 {
     buf_addf(out, "{\"index\":%u,%s", s->index, open);
 
-    if (s->text) buf_add_json_str(out, s->text + s->begin, s->end - s->begin);
+    if (s->said)
+        put_said(out, s->said);
+    else if (s->text)
+        buf_add_json_str(out, s->text + s->begin, s->end - s->begin);
     buf_adds(out, close);
     buf_adds(out, ",\"logprobs\":");
     if (!h->logprobs || !s->text)
@@ -191,6 +234,12 @@ void api_put_frame_text(struct buf *out, const struct api_head *h, const struct 
     buf_adds(out, "}\n\n");
 }
 
+void api_put_frame_said(struct buf *out, const struct api_head *h, const struct api_span *s)
+{
+    put_frame(out, h, s, "\"delta\":{", "}");
+    buf_adds(out, "}\n\n");
+}
+
 void api_put_frame_finish(struct buf *out, const struct api_head *h, const struct api_span *s,
                           const struct buf *extra)
 {
@@ -227,9 +276,12 @@ void api_put_reply(struct buf *out, const struct api_head *h, const struct api_s
 
     for (size_t i = 0; i < n; i++) {
         if (i) buf_addc(out, ',');
-        put_choice(out, h, &s[i],
-                   h->chat ? "\"message\":{\"role\":\"assistant\",\"content\":" : "\"text\":",
-                   h->chat ? ",\"refusal\":null}" : "");
+        if (s[i].said)
+            put_choice(out, h, &s[i], "\"message\":{\"role\":\"assistant\",", ",\"refusal\":null}");
+        else
+            put_choice(out, h, &s[i],
+                       h->chat ? "\"message\":{\"role\":\"assistant\",\"content\":" : "\"text\":",
+                       h->chat ? ",\"refusal\":null}" : "");
     }
     put_end(out, u, extra);
 }

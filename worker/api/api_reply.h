@@ -42,16 +42,34 @@ struct api_span { /* a part of one choice to be sent */
     size_t begin, end;
     const struct api_token *tok; /* tokens of this part; used when logprobs */
     size_t n_tok;
-    size_t chars;       /* characters before `begin`, for text_offset */
-    const char *finish; /* NULL = not finished */
+    size_t chars;                /* characters before `begin`, for text_offset */
+    const char *finish;          /* NULL = not finished */
+    const struct api_said *said; /* what of the text is which; NULL: all of it is content */
+};
+struct api_call { /* of a function, or a piece of one */
+    unsigned index;
+    char id[32];
+    const char *name; /* NULL: it was sent before, with the id */
+    size_t name_len;
+    const char *args;
+    size_t args_len;
+};
+struct api_said { /* a whole answer, or what is new of it */
+    bool delta;
+    const char *content, *reasoning; /* NULL: none */
+    size_t content_len, reasoning_len;
+    const struct api_call *call;
+    size_t n_call;
 };
 struct api_usage {
     uint64_t prompt, completion, prefix, reused, recomputed, written;
-    uint64_t computed; /* in the `kvblend` object only */
+    uint64_t reasoning; /* tokens of the completion */
+    uint64_t computed;  /* in the `kvblend` object only */
 };
 /* Stream frames, whole server-sent events. extra: complete `,"key":value` text or NULL. */
 void api_put_frame_role(struct buf *out, const struct api_head *h, unsigned index);
 void api_put_frame_text(struct buf *out, const struct api_head *h, const struct api_span *s);
+void api_put_frame_said(struct buf *out, const struct api_head *h, const struct api_span *s);
 void api_put_frame_finish(struct buf *out, const struct api_head *h, const struct api_span *s,
                           const struct buf *extra);
 void api_put_frame_usage(struct buf *out, const struct api_head *h, const struct api_usage *u,

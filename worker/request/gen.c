@@ -20,6 +20,7 @@ static void gen_fini(struct wk_task *t)
         struct gen_prompt *p = &g->prompt[i];
         for (unsigned k = 0; p->choice && k < g->req.n; k++) {
             buf_fini(&p->choice[k].text);
+            ans_fini(&p->choice[k].said);
             mem_free(p->choice[k].tok);
         }
         mem_free(p->choice);
@@ -61,6 +62,20 @@ static bool nothing_to_generate(const struct gen *g)
     return !g->chat && g->req.max_tokens == 0;
 }
 
+static bool open_choices(struct gen *g, struct gen_prompt *p)
+{
+    struct ans_how how = g->how;
+
+    how.thinking = p->p.thinking && how.thoughts;
+    how.calling = p->p.calling && how.syntax;
+    p->choice = mem_zalloc(g->req.n * sizeof *p->choice);
+    for (unsigned k = 0; p->choice && k < g->req.n; k++) {
+        ans_init(&p->choice[k].said, &how);
+        p->choice[k].bound = g->format.run && !g->format.lazy;
+    }
+    return p->choice != NULL;
+}
+
 static int prepare_all(struct wk_task *t)
 {
     const struct api_limits lim = {tok_n_vocab(t->w->tok), t->w->o.max_running};
@@ -78,8 +93,10 @@ static int prepare_all(struct wk_task *t)
         return api_err_set(&t->e, API_ARRAY_TOO_LONG, "prompt",
                            "Too many choices: %zu prompts times n = %u.", n, g->req.n);
     if ((rc = wk_settings(t->w, &g->req, &t->hints, &t->e)) < 0) return rc;
-    rc = wk_format_open(t->w, &g->req.format, (unsigned)n * g->req.n, &g->format, &t->e);
+    rc = wk_format_open(t->w, &g->req, (unsigned)n * g->req.n, &g->format, &t->e);
     if (rc < 0) return rc;
+    g->how = wk_answer_how(t->w, &g->req);
+    g->parsed = wk_answer_is_parsed(&g->how);
     g->prompt = mem_zalloc(n * sizeof *g->prompt);
     if (!g->prompt) return -ENOMEM;
     for (size_t i = 0; i < n; i++) {
@@ -96,8 +113,7 @@ static int prepare_all(struct wk_task *t)
         if (rc < 0) return rc;
         wk_feed_note(t->w, &p->p);
         if (!nothing_to_generate(g)) wk_lookup_prompt(t->w, &p->p, &g->req.kv, &t->gone);
-        p->choice = mem_zalloc(g->req.n * sizeof *p->choice);
-        if (!p->choice) return -ENOMEM;
+        if (!open_choices(g, p)) return -ENOMEM;
     }
     return 0;
 }

@@ -23,10 +23,15 @@ struct gen_choice {
     uint64_t n_generated;
     bool finished, stopped; /* stopped: by a stop string, text is cut */
     enum fus_finish finish;
+    struct ans said; /* the text as far as it is safe, read; where gen.how asks for it */
+    size_t n_read;
+    uint64_t n_thought; /* tokens */
+    bool bound;         /* engine only: the format holds for the next token */
     struct tok_stream stream;
     uint64_t last_ns; /* engine only */
     /* loop only */
     size_t sent_bytes, sent_chars, sent_tok;
+    size_t sent_content, sent_reasoning, sent_calls, sent_args; /* args: of the last call sent */
     bool role_sent, finish_sent;
 };
 struct gen_prompt {
@@ -55,6 +60,8 @@ struct gen {
     /* after the helper */
     struct api_req req;
     struct wk_format format; /* its texts: prompt * n + choice; then the engine's */
+    struct ans_how how;      /* how answers are read */
+    bool parsed;             /* they are */
     struct gen_prompt *prompt;
     size_t n_prompt;
     /* loop */
@@ -75,6 +82,14 @@ void gen_cancel_jobs(struct gen *g);
 void gen_flush(struct gen *g); /* frames of what is new; the end when all is done */
 void gen_fail(struct gen *g, const struct api_err *e);
 void gen_silence(struct gen *g, uint64_t now_ns); /* headers after the grace, comments */
+/* gen_said.c: what was read of a choice, number `index` of the request; gen.m is held */
+/* What a stream has not sent, which counts as sent then: no more than one call's piece, in *call.
+ * False: there is nothing. */
+bool gen_said_new(const struct gen *g, struct gen_choice *c, unsigned index, struct api_call *call,
+                  struct api_said *ret);
+/* All of it; the caller mem_free()s ret->call. 0, -ENOMEM. */
+int gen_said_all(const struct gen *g, const struct gen_choice *c, unsigned index,
+                 struct api_said *ret);
 /* gen_report.c: the `kvblend` object, usage, the access log's line */
 enum { GEN_TIERS_MAX = STORE_TIERS_MAX + 1 };
 struct gen_hits { /* records that were used, by tier */

@@ -67,7 +67,7 @@ static int on_logits(void *ctx, unsigned choice, const float *logits, const uint
     const struct gen_prompt *p = ctx;
 
     if (is_judged(p, choice)) wk_guard_logits(p->shadow, logits);
-    if (!p->g->format.run) return 0;
+    if (!p->choice[choice].bound) return 0;
     return gram_run_allowed(p->g->format.run, text_of(p, choice), ret_allowed);
 }
 
@@ -144,6 +144,30 @@ static int keep_token(struct gen_choice *c, const struct fus_picked *t, size_t b
     return 0;
 }
 
+/* Control tokens have no text, but for those that carry the syntax of calls and thoughts. */
+static int add_text(struct gen *g, struct gen_choice *c, int32_t id)
+{
+    const char *name;
+    size_t len;
+
+    if (!g->parsed || !tok_is_special(g->t.w->tok, id) ||
+        tok_bytes(g->t.w->tok, id, true, &name, &len) < 0 || !ans_is_mark(&g->how, name, len))
+        return tok_stream_push(g->t.w->tok, &c->stream, id, &c->text);
+    if (tok_stream_end(&c->stream, &c->text) < 0) return -ENOMEM;
+    c->stream.started = true;
+    return buf_add(&c->text, name, len);
+}
+
+/* 1: it has said all that it may, or there is no memory to read it. */
+static int read_text(struct gen *g, struct gen_choice *c)
+{
+    if (!g->parsed || c->safe <= c->n_read) return 0;
+    const int rc = ans_push(&c->said, c->text.data + c->n_read, c->safe - c->n_read);
+    c->n_read = c->safe;
+    c->n_thought += ans_is_thinking(&c->said);
+    return rc < 0 || ans_is_full(&c->said);
+}
+
 /* Append the token's text; 1 when a stop string ended it. Called with gen.m held. */
 static int take_text(struct gen *g, struct gen_choice *c, const struct fus_event_token *t)
 {
@@ -151,7 +175,7 @@ static int take_text(struct gen *g, struct gen_choice *c, const struct fus_event
     size_t from = c->text.len;
     int hit;
 
-    if (tok_stream_push(g->t.w->tok, &c->stream, t->picked.id, &c->text) < 0) return 1;
+    if (add_text(g, c, t->picked.id) < 0) return 1;
     if (g->req.logprobs && keep_token(c, &t->picked, from) < 0) return 1;
     if (c->n_generated <= g->req.min_tokens) { /* a later token may end what begins here */
         c->safe = c->text.len - api_stop_begun(&stops, c->text.data, c->text.len);
@@ -168,6 +192,32 @@ static int take_text(struct gen *g, struct gen_choice *c, const struct fus_event
     return 1;
 }
 
+/* Has the token, to its last byte, opened a call? */
+static bool opens_call(const struct gen_choice *c)
+{
+    return ans_is_opened(&c->said) && c->n_read == c->text.len && c->stream.n_hold == 0;
+}
+
+/* 1: the answer is complete. */
+static int follow_format(const struct gen_prompt *p, struct gen_choice *c,
+                         const struct fus_event_token *t)
+{
+    const struct wk_format *f = &p->g->format;
+    int rc = 0;
+
+    if (c->bound) {
+        rc = gram_run_take(f->run, text_of(p, t->choice), t->picked.id);
+        if (rc == 1 && f->lazy) {
+            c->bound = false;
+            rc = 0;
+        }
+    } else if (f->lazy && opens_call(c)) {
+        gram_run_again(f->run, text_of(p, t->choice));
+        c->bound = true;
+    }
+    return rc;
+}
+
 static int on_token(void *ctx, const struct fus_event_token *t)
 {
     struct gen_prompt *p = ctx;
@@ -181,12 +231,10 @@ static int on_token(void *ctx, const struct fus_event_token *t)
     if (p->shadow && t->choice == 0) wk_guard_token(p->shadow, t->picked.id);
     pthread_mutex_lock(&g->m);
     c->n_generated++;
-    if (!t->end) stop = take_text(g, c, t);
+    if (!t->end) stop = take_text(g, c, t) || read_text(g, c);
     wake(g);
     pthread_mutex_unlock(&g->m);
-    if (g->format.run && !t->end && !stop)
-        stop = gram_run_take(g->format.run, text_of(p, t->choice), t->picked.id);
-    return stop;
+    return t->end || stop ? stop : follow_format(p, c, t);
 }
 
 static void on_choice(void *ctx, unsigned choice, enum fus_finish f)
@@ -202,6 +250,8 @@ static void on_choice(void *ctx, unsigned choice, enum fus_finish f)
         if (c->text.len > was && c->n_tok) c->tok[c->n_tok - 1].end = (uint32_t)c->text.len;
     }
     c->safe = c->text.len;
+    (void)read_text(g, c);
+    if (g->parsed) (void)ans_end(&c->said);
     c->finish = f;
     c->finished = true;
     wake(g);

@@ -35,21 +35,24 @@ static struct api_head head_of(const struct gen *g)
 
 static const char *finish_name(const struct gen_choice *c)
 {
-    return c->stopped || c->finish == FUS_STOP ? "stop" : "length";
+    if (!c->stopped && c->finish != FUS_STOP) return "length";
+    return c->said.n_call > 0 ? "tool_calls" : "stop";
 }
 
 /* ---- failure ---- */
 static void api_err_of(const struct gen *g, int status, struct api_err *e)
 {
+    const char *field = g->req.format.field ? g->req.format.field : "tools";
+
     if (status == -ERANGE)
         (void)api_err_set(e, API_CONTEXT_EXCEEDED, NULL,
                           "The prompt does not fit this model's context of %u tokens.",
                           g->t.w->ctx_max);
     else if (status == -E2BIG)
-        (void)api_err_set(e, API_INVALID_VALUE, g->req.format.field,
+        (void)api_err_set(e, API_INVALID_VALUE, field,
                           "Invalid '%s': it is too ambiguous: there are too many ways to read what "
                           "was answered so far.",
-                          g->req.format.field);
+                          field);
     else if (status == -ENOMEM)
         (void)api_err_set(e, API_OUT_OF_MEMORY, NULL,
                           "The request needs more KV memory than this worker has free; lower "
@@ -119,6 +122,35 @@ static bool is_open(const struct gen_choice *c, const struct api_token *t)
     return !c->finished && t->end == c->safe && (t->begin == t->end || c->stream.n_hold);
 }
 
+static struct api_span new_text(const struct gen_choice *c, unsigned index, size_t to,
+                                size_t tok_to)
+{
+    return (struct api_span){.index = index,
+                             .text = c->text.data ? c->text.data : "",
+                             .begin = c->sent_bytes,
+                             .end = to,
+                             .tok = c->tok + c->sent_tok,
+                             .n_tok = tok_to - c->sent_tok,
+                             .chars = c->sent_chars};
+}
+
+/* One frame, or several where calls have begun or ended; the first has the tokens. */
+static void put_said(const struct gen *g, struct gen_choice *c, struct api_span s,
+                     const struct api_head *h, struct buf *out)
+{
+    struct api_call call;
+    struct api_said said;
+
+    while (gen_said_new(g, c, s.index, &call, &said) || (g->req.logprobs && s.n_tok > 0)) {
+        s.said = &said;
+        if (s.n_tok == 0) s.text = NULL;
+        api_put_frame_said(out, h, &s);
+        c->sent_tok += s.n_tok;
+        s.n_tok = 0;
+    }
+    c->sent_bytes = s.end;
+}
+
 /* New text and the end of one choice; gen.m is held. */
 static void put_choice(struct gen *g, const struct gen_prompt *p, struct gen_choice *c,
                        unsigned index, const struct api_head *h, struct buf *out)
@@ -136,14 +168,10 @@ static void put_choice(struct gen *g, const struct gen_prompt *p, struct gen_cho
             to = c->tok[tok_to++].end;
         if (c->finished) to = c->safe;
     }
-    if (to > c->sent_bytes || (g->req.logprobs && tok_to > c->sent_tok)) {
-        struct api_span s = {.index = index,
-                             .text = c->text.data ? c->text.data : "",
-                             .begin = c->sent_bytes,
-                             .end = to,
-                             .tok = c->tok + c->sent_tok,
-                             .n_tok = tok_to - c->sent_tok,
-                             .chars = c->sent_chars};
+    const struct api_span s = new_text(c, index, to, tok_to);
+    if (g->parsed) {
+        put_said(g, c, s, h, out);
+    } else if (to > c->sent_bytes || (g->req.logprobs && tok_to > c->sent_tok)) {
         api_put_frame_text(out, h, &s);
         c->sent_chars += api_chars(s.text + s.begin, s.end - s.begin);
         c->sent_bytes = to;
@@ -255,7 +283,8 @@ static int put_whole(struct gen *g, const struct api_usage *u, struct buf *out)
     struct api_head h = head_of(g);
     struct api_span *s = mem_zalloc(n * sizeof *s);
     struct buf extra = BUF_INIT, *texts = mem_zalloc(n * sizeof *texts);
-    int rc = s && texts ? 0 : -ENOMEM;
+    struct api_said *said = mem_zalloc(n * sizeof *said);
+    int rc = s && texts && said ? 0 : -ENOMEM;
 
     for (size_t i = 0; rc == 0 && i < n; i++) {
         const struct gen_prompt *p = &g->prompt[i / g->req.n];
@@ -269,6 +298,8 @@ static int put_whole(struct gen *g, const struct api_usage *u, struct buf *out)
                                  .tok = c->tok,
                                  .n_tok = c->n_tok,
                                  .finish = finish_name(c)};
+        if (rc == 0 && g->parsed) rc = gen_said_all(g, c, (unsigned)i, &said[i]);
+        if (g->parsed) s[i].said = &said[i];
     }
     if (rc == 0) {
         gen_put_report(g, g->req.kv.explain, &extra);
@@ -276,6 +307,9 @@ static int put_whole(struct gen *g, const struct api_usage *u, struct buf *out)
     }
     for (size_t i = 0; texts && i < n; i++)
         buf_fini(&texts[i]);
+    for (size_t i = 0; said && i < n; i++)
+        mem_free((void *)said[i].call);
+    mem_free(said);
     mem_free(texts);
     mem_free(s);
     buf_fini(&extra);

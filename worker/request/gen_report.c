@@ -21,8 +21,10 @@ void gen_usage(struct gen *g, struct api_usage *ret)
         ret->recomputed += p->report.n_recomputed;
         ret->computed += p->report.n_computed;
         if (p->started) ret->written += p->n_captured; /* the engine's until then */
-        for (unsigned k = 0; p->choice && k < g->req.n; k++)
+        for (unsigned k = 0; p->choice && k < g->req.n; k++) {
             ret->completion += p->choice[k].n_generated;
+            ret->reasoning += p->choice[k].n_thought;
+        }
     }
 }
 

@@ -309,56 +309,111 @@ static int make_blocks(struct preparing *x)
 }
 
 /* ---- chat ---- */
-int wk_render_chat(const struct worker *w, const struct api_req *r, const struct wk_documents *d,
-                   struct chat_out *out, struct api_err *e)
+/* Spans count messages as they were sent. */
+static void drop_first_message(struct chat_out *out)
 {
+    size_t n = 0;
+
+    for (size_t i = 0; i < out->n_spans; i++) {
+        if (out->spans[i].msg == 0) continue;
+        out->spans[n] = out->spans[i];
+        out->spans[n++].msg--;
+    }
+    out->n_spans = n;
+}
+
+static int put_documents(const struct wk_documents *d, struct arena *a, struct chat_msg *m)
+{
+    char *joined = arena_alloc(a, d->len + m->len + 1);
+
+    if (!joined) return -ENOMEM;
+    memcpy(joined, d->text, d->len);
+    memcpy(joined + d->len, m->text, m->len);
+    m->text = joined;
+    m->len += d->len;
+    return 0;
+}
+
+int wk_render_chat(const struct worker *w, const struct api_req *r, const struct wk_documents *d,
+                   const char *lead, struct chat_out *out, struct api_err *e)
+{
+    const bool tools = r->tools.json && r->tools.choice != API_TOOLS_NONE;
+    struct arena a;
     struct chat_msg *msgs;
     struct err err = {0};
-    char *joined = NULL;
+    size_t n = r->n_msg;
+    bool added = false;
+    int rc = 0;
 
     if (!w->chat)
         return api_err_set(e, API_NO_CHAT_TEMPLATE, "messages", "This model cannot chat: %s.",
                            w->chat_error);
-    msgs = mem_zalloc(r->n_msg * sizeof *msgs);
-    if (!msgs) return api_no_memory(e);
-    for (size_t i = 0; i < r->n_msg; i++)
+    arena_init(&a);
+    msgs = arena_alloc(&a, (n + 1) * sizeof *msgs);
+    if (!msgs) rc = -ENOMEM;
+    for (size_t i = 0; rc == 0 && i < n; i++)
         msgs[i] = (struct chat_msg){r->msg[i].role, r->msg[i].text, r->msg[i].len, r->msg[i].json};
-    if (d && d->len) {
-        struct chat_msg *m = &msgs[d->msg];
-        joined = mem_alloc(d->len + m->len + 1);
-        if (!joined) {
-            mem_free(msgs);
-            return api_no_memory(e);
-        }
-        memcpy(joined, d->text, d->len);
-        memcpy(joined + d->len, m->text, m->len);
-        m->text = joined;
-        m->len += d->len;
-    }
-    const struct chat_thread thread = {.msgs = msgs,
-                                       .n = r->n_msg,
-                                       .add_generation_prompt =
-                                           r->add_generation_prompt && !r->continue_final,
-                                       .continue_final = r->continue_final,
-                                       .vars = r->template_vars};
-    int rc = chat_render(w->chat, w->tok, &thread, out, &err);
+    if (rc == 0 && d && d->len) rc = put_documents(d, &a, &msgs[d->msg]);
+    if (rc == 0 && tools && w->speech.explained) rc = wk_tools_explain(w, r, &a, msgs, &n, &added);
+    const struct chat_thread thread = {
+        .msgs = msgs,
+        .n = n,
+        .add_generation_prompt = r->add_generation_prompt && !r->continue_final,
+        .continue_final = r->continue_final,
+        .lead = lead,
+        .tools = tools && !w->speech.explained ? r->tools.json : NULL,
+        .vars = r->template_vars};
+    if (rc == 0) rc = chat_render(w->chat, w->tok, &thread, out, &err);
+    if (rc == 0 && added) drop_first_message(out);
     if (rc < 0 && rc != -ENOMEM)
         rc = api_err_set(e, API_INVALID_VALUE, "messages", "%s.",
                          err.msg[0] ? err.msg : "The chat template cannot render these messages");
     else if (rc < 0)
         rc = api_no_memory(e);
-    mem_free(joined);
-    mem_free(msgs);
+    arena_fini(&a);
     return rc < 0 ? rc : 0;
+}
+
+static bool ends_with(const struct buf *text, const char *end)
+{
+    size_t n = text->len, m = end ? strlen(end) : 0;
+
+    while (n > 0 && (text->data[n - 1] == '\n' || text->data[n - 1] == ' '))
+        n--;
+    return m > 0 && n >= m && memcmp(text->data + n - m, end, m) == 0;
+}
+
+/* An answer that must be a call begins with what opens one; for that the prompt's end must be
+ * known. What the prompt ends with of a message's own is the sender's. */
+static int render(struct preparing *x)
+{
+    const struct wk_prepare *q = x->q;
+    const struct wk_speech *s = &q->w->speech;
+    struct wk_prompt *p = x->p;
+    const struct wk_documents d = {x->docs_msg, x->docs.data, x->docs.len};
+    struct buf lead = BUF_INIT;
+    int rc = wk_render_chat(q->w, q->r, &d, NULL, &p->chat, q->e);
+
+    if (rc < 0 || q->r->continue_final) return rc;
+    p->thinking = s->thoughts && ends_with(&p->chat.text, s->thoughts->open);
+    p->calling = s->calls && ends_with(&p->chat.text, s->calls->open);
+    if (q->r->tools.choice != API_TOOLS_MUST || p->calling) return 0;
+    if (p->thinking) buf_addf(&lead, "\n%s\n\n", s->thoughts->close);
+    if (!s->calls->bare) buf_adds(&lead, s->calls->open);
+    p->calling = true;
+    p->thinking = false;
+    const char *text = buf_cstr(&lead);
+    rc = text ? wk_render_chat(q->w, q->r, &d, text, &p->chat, q->e) : api_no_memory(q->e);
+    buf_fini(&lead);
+    return rc;
 }
 
 static int prepare_chat(struct preparing *x)
 {
     const struct wk_prepare *q = x->q;
     struct wk_prompt *p = x->p;
+    int rc = render(x);
 
-    const struct wk_documents d = {x->docs_msg, x->docs.data, x->docs.len};
-    int rc = wk_render_chat(q->w, q->r, &d, &p->chat, q->e);
     /* The template is the whole truth: what it does not write is not in the prompt, BOS included.
      */
     if (rc >= 0 && tok_encode(q->w->tok, p->chat.pieces, p->chat.n_pieces, 0, &p->ids) < 0)

@@ -5,6 +5,8 @@
 #ifndef WORKER_REQUEST_REQUEST_H
 #define WORKER_REQUEST_REQUEST_H
 
+#include "fusor/text/chat.h"
+#include "worker/answer/answer.h"
 #include "worker/api/api.h"
 #include "worker/call.h"
 #include "worker/reuse/prompt.h"
@@ -33,7 +35,17 @@ struct wk_documents { /* rendered in front of the text of message msg */
 };
 /* d NULL: none. */
 int wk_render_chat(const struct worker *w, const struct api_req *r, const struct wk_documents *d,
-                   struct chat_out *out, struct api_err *e);
+                   const char *lead, struct chat_out *out, struct api_err *e);
+/* ---- tools.c; any thread ---- */
+/* How the model writes calls and thoughts, from its template; at the start. */
+void wk_speech_of(struct worker *w);
+/* What reads an answer; it reads nothing where the request has no use for it. */
+struct ans_how wk_answer_how(const struct worker *w, const struct api_req *r);
+bool wk_answer_is_parsed(const struct ans_how *how);
+/* Where the template cannot say it: tools and calls as text, in messages that the arena keeps.
+ * msgs has room for one more; *ret_added: the first is new. */
+int wk_tools_explain(const struct worker *w, const struct api_req *r, struct arena *a,
+                     struct chat_msg *msgs, size_t *n, bool *ret_added);
 /* Tokens that lie wholly within bytes [begin, end): *ret_tok0, returns their number. */
 uint32_t wk_map_range(const struct tok_ids *ids, size_t begin, size_t end, uint32_t *ret_tok0);
 /* Token ids a text will have inside a prompt: between line breaks. mem_free() the result. */
@@ -44,9 +56,11 @@ int wk_encode_chunk(const struct worker *w, const char *text, size_t len, int32_
 struct wk_format {
     struct gram *gram; /* NULL: the answer may be any text */
     struct gram_run *run;
+    bool lazy; /* it holds from where the model opens a call to that call's end */
 };
-/* What n_texts answers must be; what cannot be is refused by the field's name. */
-int wk_format_open(const struct worker *w, const struct api_format *f, unsigned n_texts,
+/* What n_texts answers must be: of the form that is asked for, or calls of the tools.
+ * What cannot be is refused by the field's name. */
+int wk_format_open(const struct worker *w, const struct api_req *r, unsigned n_texts,
                    struct wk_format *ret, struct api_err *e);
 void wk_format_close(struct wk_format *f);
 

@@ -33,7 +33,7 @@ static int tokenize_messages(struct wk_task *t, struct api_req *r)
     if (rc < 0) return rc;
     r->add_generation_prompt = flag(r->root, "add_generation_prompt", "", 1);
     r->continue_final = flag(r->root, "continue_final_message", "", 0);
-    rc = wk_render_chat(w, r, NULL, &out, &t->e);
+    rc = wk_render_chat(w, r, NULL, NULL, &out, &t->e);
     if (rc >= 0) rc = tok_encode(w->tok, out.pieces, out.n_pieces, bos ? TOK_BOS : 0, &ids);
     if (rc >= 0) rc = put_ids(t, ids.id, ids.n);
     tok_ids_fini(&ids);

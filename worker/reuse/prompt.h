@@ -59,7 +59,8 @@ struct wk_prompt { /* wk_prompt_fini() */
     unsigned guard_level;          /* in force when the plan was made, if it changed it; else 0 */
     struct buf text;               /* prompt text for echo; empty unless asked for */
     struct chat_out chat;
-    struct arena names; /* of detectors */
+    struct arena names;     /* of detectors */
+    bool thinking, calling; /* the prompt's end has opened a thought, or a call */
 };
 void wk_prompt_fini(struct wk_prompt *p);
 

@@ -462,6 +462,9 @@ TEST(states_are_forgotten_and_made_again)
     ASSERT_EQ(gram_run_take(r, 1, KIT_END), 1);
     ASSERT_EQ(gram_run_take(r, 0, ')'), 1);
     ASSERT_EQ(gram_run_take(r, 0, KIT_END), 1);
+    ASSERT_ERR(gram_run_take(r, 0, '('), -EINVAL);
+    gram_run_again(r, 0);
+    ASSERT_EQ(gram_run_take(r, 0, '('), 0);
     gram_run_destroy(r);
     gram_destroy(g);
     gram_vocab_destroy(v);

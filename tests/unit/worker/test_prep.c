@@ -584,6 +584,62 @@ TEST(variables_and_fields_reach_the_template)
     kit_close(&k);
 }
 
+#define LOOK_UP "{'name':'look_up','parameters':{'type':'object'}}"
+#define LOOK_UP "{'name':'look_up','parameters':{'type':'object'}}"
+#define TOOLS "'tools':[{'type':'function','function':" LOOK_UP "}]"
+
+/* In the prompt's words, before what was sent; messages still count as they were sent. */
+TEST(tools_are_explained_where_the_template_has_none)
+{
+    char *a = words(40, 1), *b = words(50, 2);
+    char *body = json("{'messages':[{'role':'user','content':'Find it.'},{'role':'assistant',"
+                      "'content':null,'tool_calls':[{'id':'7','type':'function','function':"
+                      "{'name':'look_up','arguments':'{\\'x\\':1}'}}]},{'role':'tool',"
+                      "'tool_call_id':'7','content':[{'type':'text','text':'%s'},"
+                      "{'type':'text','text':'%s'}]}]," TOOLS ",'tool_choice':'required'}",
+                      a, b);
+    struct kit k;
+
+    kit_open(&k, "smollm", "chatml");
+    k.w.speech.calls = ans_syntax_generic();
+    k.w.speech.explained = true;
+    must(&k, body);
+    const char *text = buf_cstr(&k.p.chat.text), *at = strstr(text, a);
+    ASSERT_TRUE(strncmp(text, "<|im_start|>system\n# Tools\n", 27) == 0);
+    ASSERT_TRUE(strstr(text, "\"name\": \"look_up\", \"parameters\"") != NULL);
+    ASSERT_TRUE(strstr(text, "assistant\n<tool_call>\n{\"name\": \"look_up\", \"arguments\": "
+                             "{\"x\": 1}}\n</tool_call><|im_end|>\n<|im_start|>user\n") != NULL);
+    ASSERT_STREQ(text + k.p.chat.text.len - 21, "assistant\n<tool_call>");
+    ASSERT_TRUE(k.p.calling && !k.p.thinking && at && k.p.n_cut == 2 && k.p.cut[0].msg == 2);
+    check_inside(&k, &k.p.cut[0], (size_t)(at - text), (size_t)(at - text) + strlen(a));
+    kit_close(&k);
+    mem_free(a);
+    mem_free(b);
+    mem_free(body);
+}
+
+TEST(a_call_that_must_be_is_opened_by_the_prompt)
+{
+    static const struct ans_marks think = {"<think>", "</think>"};
+    char *body =
+        json("{'messages':[{'role':'user','content':'x'}]," TOOLS ",'tool_choice':'required'}");
+    struct kit k;
+
+    kit_open(&k, "llama3", NULL);
+    ASSERT_OK(chat_open("{{ messages[0].content }}<think>\n{{ tools|length if tools else 0 }}"
+                        "{{- '<think>\n' if add_generation_prompt }}",
+                        NULL, &k.w.chat, NULL));
+    k.w.speech = (struct wk_speech){.calls = ans_syntax_named("mistral"), .thoughts = &think};
+    must(&k, body);
+    ASSERT_STREQ(buf_cstr(&k.p.chat.text), "x<think>\n1<think>\n\n</think>\n\n[TOOL_CALLS]");
+    ASSERT_TRUE(k.p.calling && !k.p.thinking);
+    must(&k, "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}");
+    ASSERT_STREQ(buf_cstr(&k.p.chat.text), "x<think>\n0<think>\n");
+    ASSERT_TRUE(!k.p.calling && k.p.thinking);
+    kit_close(&k);
+    mem_free(body);
+}
+
 /* Chunks are KV behind one sink: with another, or with none, no record fits. */
 TEST(keys_belong_to_a_sink)
 {

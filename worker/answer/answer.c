@@ -1,0 +1,588 @@
+/* One byte at a time, so that the cuts of the text cannot matter. Until it is certain that a text
+ * is a call it is held as it came; from there on its arguments are given out as they come. */
+#include "worker/answer/answer.h"
+
+#include "base/jsonscan.h"
+#include "base/mem.h"
+
+#include <errno.h>
+#include <string.h>
+
+enum { NAME_BYTES_MAX = 128 }; /* of a tool, as a model may spell it */
+enum state {
+    S_TEXT,  /* content */
+    S_THINK, /* reasoning */
+    S_BEGIN, /* behind an opening text, or between the calls of a list */
+    S_NAME,
+    S_BETWEEN, /* a name and its arguments */
+    S_ARGS,    /* that stand behind a name */
+    S_OBJECT,  /* a call as JSON */
+    S_NEXT,    /* behind a call of a list */
+};
+enum member { M_FIRST, M_KEY, M_IN_KEY, M_COLON, M_VALUE, M_IN_VALUE, M_BEHIND }; /* S_OBJECT */
+enum field { F_OTHER, F_NAME, F_ARGS, F_FUNCTION };
+enum string { NO_STRING, IN_STRING, IN_ESCAPE };
+
+static bool is_space(char c)
+{
+    return c == ' ' || c == '\n' || c == '\t' || c == '\r';
+}
+
+static bool is_name_char(char c)
+{
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+           c == '-' || c == '.';
+}
+
+static bool buf_is(const struct buf *b, const char *s)
+{
+    return b->len == strlen(s) && memcmp(b->data, s, b->len) == 0;
+}
+
+void ans_init(struct ans *a, const struct ans_how *how)
+{
+    *a = (struct ans){.how = *how};
+    a->opened = how->calling;
+    a->strip = how->thinking || how->calling;
+    a->state = how->calling ? S_BEGIN : how->thinking ? S_THINK : S_TEXT;
+}
+
+void ans_fini(struct ans *a)
+{
+    for (size_t i = 0; i < a->n_call; i++) {
+        buf_fini(&a->call[i].name);
+        buf_fini(&a->call[i].args);
+    }
+    mem_free(a->call);
+    struct buf *const own[] = {&a->content, &a->reasoning, &a->space, &a->held,
+                               &a->value,   &a->name,      &a->args};
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+        buf_fini(own[i]);
+}
+
+/* Which would forget a failure, too. */
+static void empty(struct ans *a, struct buf *b)
+{
+    if (buf_status(b) < 0) a->status = -ENOMEM;
+    buf_clear(b);
+}
+
+/* ---- text ---- */
+/* What is neither a mark nor held for one. */
+static void put_text(struct ans *a, char c)
+{
+    struct buf *out = a->state == S_THINK ? &a->reasoning : &a->content;
+
+    if (is_space(c)) {
+        if (!a->strip) (void)buf_addc(&a->space, c);
+        return;
+    }
+    a->strip = a->behind = false;
+    (void)buf_add_buf(out, &a->space);
+    empty(a, &a->space);
+    (void)buf_addc(out, c);
+}
+
+/* It was no call: all of it is content. */
+static void put_held(struct ans *a, size_t n)
+{
+    if (n == 0) return;
+    (void)buf_add_buf(&a->content, &a->space);
+    (void)buf_add(&a->content, a->held.data, n);
+    empty(a, &a->space);
+    buf_consume(&a->held, n);
+    a->strip = a->behind = false;
+}
+
+/* Of those that may come now, the mark that the held text begins; *ret_whole: and is. */
+static const char *held_mark(const struct ans *a, bool *ret_whole)
+{
+    const struct ans_how *h = &a->how;
+    const bool text = a->state == S_TEXT, calls = text && h->syntax;
+    const bool first = text && a->content.len == 0 && a->reasoning.len == 0 && a->n_call == 0;
+    const char *const marks[] = {calls ? h->syntax->open : NULL,
+                                 calls && a->behind ? h->syntax->close : NULL,
+                                 first && h->thoughts ? h->thoughts->open : NULL,
+                                 a->state == S_THINK ? h->thoughts->close : NULL};
+
+    for (size_t i = 0; i < sizeof marks / sizeof *marks; i++) {
+        if (!marks[i] || strncmp(marks[i], a->held.data, a->held.len) != 0) continue;
+        *ret_whole = marks[i][a->held.len] == '\0';
+        return marks[i];
+    }
+    return NULL;
+}
+
+static void take_mark(struct ans *a, const char *mark)
+{
+    const bool opens = a->state == S_TEXT && a->how.syntax && mark == a->how.syntax->open;
+
+    if (opens) { /* still held, with the space before it */
+        a->state = S_BEGIN;
+        a->opened = true;
+        return;
+    }
+    if (a->state == S_THINK)
+        a->state = S_TEXT;
+    else if (a->how.thoughts && mark == a->how.thoughts->open)
+        a->state = S_THINK;
+    empty(a, &a->held);
+    empty(a, &a->space);
+    a->strip = true;
+    a->behind = false;
+}
+
+/* JSON that nothing opened may be a call where nothing but calls was said. */
+static bool begins_bare(const struct ans *a, char c)
+{
+    return a->state == S_TEXT && a->how.syntax && a->how.n_tool > 0 && a->held.len == 1 &&
+           a->content.len == 0 && (c == '{' || c == '[');
+}
+
+static void take_begin(struct ans *a, char c);
+static void take_text(struct ans *a, char c)
+{
+    const char *mark = NULL;
+    bool whole = false;
+
+    if (a->behind && !a->opened && c == ';') return; /* between calls that nothing opens */
+    (void)buf_addc(&a->held, c);
+    while (a->held.len > 0 && !(mark = held_mark(a, &whole))) {
+        if (begins_bare(a, c)) {
+            a->opened = false;
+            a->state = S_BEGIN;
+            take_begin(a, c);
+            return;
+        }
+        put_text(a, a->held.data[0]);
+        buf_consume(&a->held, 1);
+    }
+    if (mark && whole) take_mark(a, mark);
+}
+
+/* ---- calls ---- */
+static void begin_call(struct ans *a)
+{
+    a->certain = a->dropped = a->has_name = a->has_args = a->named = false;
+    a->level = 0;
+    empty(a, &a->name);
+    empty(a, &a->args);
+    empty(a, &a->value);
+}
+
+static void end_body(struct ans *a)
+{
+    a->state = S_TEXT;
+    a->in_list = false;
+    a->strip = a->behind = true;
+    empty(a, &a->held);
+}
+
+/* The byte that does not belong to a call is text, the ones before it are content. */
+static void fail(struct ans *a, char c)
+{
+    a->state = S_TEXT;
+    a->in_list = false;
+    if (a->held.len > 0) put_held(a, a->held.len - 1);
+    empty(a, &a->held);
+    take_text(a, c);
+}
+
+/* Does the name allow a call? One that nothing opened must be a tool's. */
+static bool may_call(const struct ans *a)
+{
+    if (a->name.len == 0 || a->name.len > NAME_BYTES_MAX) return false;
+    for (size_t i = 0; a->opened && i < a->name.len; i++)
+        if (!is_name_char(a->name.data[i])) return false;
+    for (size_t i = 0; !a->opened && i < a->how.n_tool; i++)
+        if (buf_is(&a->name, a->how.tool[i])) return true;
+    return a->opened;
+}
+
+/* From here on the text is a call. */
+static void make_certain(struct ans *a)
+{
+    a->certain = true;
+    empty(a, &a->held);
+    empty(a, &a->space);
+    a->dropped = a->how.max_calls && a->n_call >= a->how.max_calls;
+    if (a->dropped) return;
+    if (a->n_call == a->cap_call) {
+        const size_t cap = a->cap_call ? 2 * a->cap_call : 4;
+        struct ans_call *n = mem_realloc(a->call, cap * sizeof *n);
+        if (!n) {
+            a->status = -ENOMEM;
+            a->dropped = true;
+            return;
+        }
+        a->call = n;
+        a->cap_call = cap;
+    }
+    struct ans_call *call = &a->call[a->n_call++];
+    *call = (struct ans_call){0};
+    (void)buf_add_buf(&call->name, &a->name);
+    (void)buf_add_buf(&call->args, &a->args);
+}
+
+static struct ans_call *current(struct ans *a)
+{
+    return a->certain && !a->dropped ? &a->call[a->n_call - 1] : NULL;
+}
+
+static void put_args(struct ans *a, char c)
+{
+    struct ans_call *call = current(a);
+
+    if (call)
+        (void)buf_addc(&call->args, c);
+    else if (!a->certain)
+        (void)buf_addc(&a->args, c);
+}
+
+static void end_args(struct ans *a)
+{
+    struct ans_call *call = current(a);
+
+    if (call && call->args.len == 0) (void)buf_adds(&call->args, "{}");
+    if (call) call->whole = true;
+}
+
+/* Strings and brackets of a JSON value; true: the byte closes the outermost. */
+static bool closes(struct ans *a, char c)
+{
+    if (a->string == IN_ESCAPE) {
+        a->string = IN_STRING;
+    } else if (a->string == IN_STRING) {
+        if (c == '\\') a->string = IN_ESCAPE;
+        if (c != '"') return false;
+        a->string = NO_STRING;
+        return a->nest == 0;
+    } else if (c == '"') {
+        a->string = IN_STRING;
+    } else if (c == '{' || c == '[') {
+        a->nest++;
+    } else if (c == '}' || c == ']') {
+        return --a->nest == 0;
+    }
+    return false;
+}
+
+static void end_call(struct ans *a)
+{
+    if (a->in_list)
+        a->state = S_NEXT;
+    else
+        end_body(a);
+}
+
+/* The brace that closes a call's object. */
+static void end_object(struct ans *a, char c)
+{
+    if (a->level > 0) {
+        a->level--;
+        a->member = M_BEHIND;
+        return;
+    }
+    if (!a->certain) {
+        if (!a->has_name || !(a->opened || a->has_args)) {
+            fail(a, c);
+            return;
+        }
+        make_certain(a);
+    }
+    end_args(a);
+    end_call(a);
+}
+
+static enum field field_of(const struct ans *a)
+{
+    if (buf_is(&a->value, "name")) return F_NAME;
+    if (buf_is(&a->value, "arguments") || buf_is(&a->value, "parameters")) return F_ARGS;
+    return buf_is(&a->value, "function") && a->level == 0 ? F_FUNCTION : F_OTHER;
+}
+
+static bool is_strange(const struct ans *a)
+{
+    return !a->opened && !a->certain && a->field == F_OTHER && !buf_is(&a->value, "type") &&
+           !buf_is(&a->value, "id");
+}
+
+static bool read_string(const struct buf *from, struct buf *to)
+{
+    struct json_val v;
+
+    buf_clear(to);
+    return json_scan(from->data, from->len, &v, NULL) == 0 && v.type == JSON_T_STRING &&
+           json_str_read(&v, to) == 0;
+}
+
+/* A value is complete; false: no call has such a one. */
+static bool take_value(struct ans *a)
+{
+    a->member = M_BEHIND;
+    switch (a->field) {
+    case F_NAME:
+    case F_FUNCTION:
+        if (a->certain || a->has_name) return true;
+        a->has_name = true;
+        return read_string(&a->value, &a->name) && may_call(a);
+    case F_ARGS:
+        if (a->has_args) return true;
+        a->has_args = true;
+        if (a->value.len > 0 && a->value.data[0] == '"') return read_string(&a->value, &a->args);
+        if (!buf_is(&a->value, "null")) (void)buf_add_buf(&a->args, &a->value);
+        return true;
+    default:
+        return true;
+    }
+}
+
+/* Arguments that are an object, of a call whose name is known, need not wait. */
+static void begin_value(struct ans *a, char c)
+{
+    a->string = NO_STRING;
+    a->nest = 0;
+    empty(a, &a->value);
+    if (a->field == F_FUNCTION && c == '{') {
+        a->level++;
+        a->member = M_FIRST;
+        return;
+    }
+    if (a->field == F_ARGS && a->has_name && !a->has_args && c == '{') {
+        a->has_args = true;
+        make_certain(a);
+        (void)closes(a, c);
+        put_args(a, c);
+        a->state = S_ARGS;
+        return;
+    }
+    if (!strchr("{[\"-tfn0123456789", c)) {
+        fail(a, c);
+        return;
+    }
+    a->member = M_IN_VALUE;
+    (void)closes(a, c);
+    (void)buf_addc(&a->value, c);
+}
+
+static void take_object(struct ans *a, char c);
+static void take_in_value(struct ans *a, char c)
+{
+    const bool scalar = a->string == NO_STRING && a->nest == 0;
+
+    if (scalar && (is_space(c) || strchr(",}]", c))) {
+        if (take_value(a))
+            take_object(a, c);
+        else
+            fail(a, c);
+        return;
+    }
+    const bool closed = closes(a, c);
+    (void)buf_addc(&a->value, c);
+    if (closed && !take_value(a)) fail(a, c);
+}
+
+static void take_in_key(struct ans *a, char c)
+{
+    if (c != '"') {
+        (void)buf_addc(&a->value, c);
+        return;
+    }
+    a->field = field_of(a);
+    a->member = M_COLON;
+    if (is_strange(a)) fail(a, c);
+}
+
+static void take_object(struct ans *a, char c)
+{
+    if (a->member == M_IN_KEY) {
+        take_in_key(a, c);
+    } else if (a->member == M_IN_VALUE) {
+        take_in_value(a, c);
+    } else if (is_space(c)) {
+        return;
+    } else if ((a->member == M_FIRST || a->member == M_KEY) && c == '"') {
+        a->member = M_IN_KEY;
+        empty(a, &a->value);
+    } else if (a->member == M_COLON && c == ':') {
+        a->member = M_VALUE;
+    } else if (a->member == M_VALUE) {
+        begin_value(a, c);
+    } else if (a->member == M_BEHIND && c == ',') {
+        a->member = M_KEY;
+    } else if ((a->member == M_BEHIND || a->member == M_FIRST) && c == '}') {
+        end_object(a, c);
+    } else {
+        fail(a, c);
+    }
+}
+
+static void take_args(struct ans *a, char c)
+{
+    const bool closed = closes(a, c);
+
+    put_args(a, c);
+    if (!closed) return;
+    end_args(a);
+    if (a->named) {
+        end_call(a);
+        return;
+    }
+    a->state = S_OBJECT;
+    a->member = M_BEHIND;
+}
+
+/* What stands between a name and its arguments, spaces aside: nothing, the syntax's own text, or
+ * that behind an id. */
+static bool may_stand_between(const struct ans *a, bool whole)
+{
+    const struct ans_syntax *s = a->how.syntax;
+    const size_t n = a->value.len, n_after = strlen(s->after_name);
+    const size_t n_id = s->before_id ? strlen(s->before_id) : 0;
+
+    if (n == 0 || buf_is(&a->value, s->after_name)) return true;
+    if (!whole && n < n_after && memcmp(a->value.data, s->after_name, n) == 0) return true;
+    if (n_id == 0 || memcmp(a->value.data, s->before_id, n < n_id ? n : n_id) != 0) return false;
+    return whole ? n >= n_id + n_after &&
+                       memcmp(a->value.data + n - n_after, s->after_name, n_after) == 0
+                 : n <= n_id + n_after + NAME_BYTES_MAX;
+}
+
+static void take_between(struct ans *a, char c)
+{
+    if (is_space(c)) return;
+    if (c == '{' && may_stand_between(a, true)) {
+        make_certain(a);
+        a->string = NO_STRING;
+        a->nest = 0;
+        a->state = S_ARGS;
+        (void)closes(a, c);
+        put_args(a, c);
+        return;
+    }
+    (void)buf_addc(&a->value, c);
+    if (c == '{' || buf_status(&a->value) < 0 || !may_stand_between(a, false)) fail(a, c);
+}
+
+static void take_name(struct ans *a, char c)
+{
+    const char *prose = a->how.syntax->prose;
+
+    if (is_name_char(c) && a->name.len <= NAME_BYTES_MAX) {
+        (void)buf_addc(&a->name, c);
+    } else if (prose && buf_is(&a->name, prose)) {
+        empty(a, &a->held);
+        a->strip = true;
+        a->state = S_TEXT;
+        take_text(a, c);
+    } else if (may_call(a)) {
+        a->state = S_BETWEEN;
+        a->has_name = true;
+        take_between(a, c);
+    } else {
+        fail(a, c);
+    }
+}
+
+static void take_begin(struct ans *a, char c)
+{
+    if (is_space(c)) return;
+    begin_call(a);
+    if (c == '[' && !a->in_list) {
+        a->in_list = true;
+    } else if (c == '{') {
+        a->state = S_OBJECT;
+        a->member = M_FIRST;
+    } else if (a->how.syntax->after_name && !a->in_list && a->opened && is_name_char(c)) {
+        a->state = S_NAME;
+        a->named = true;
+        take_name(a, c);
+    } else {
+        fail(a, c);
+    }
+}
+
+static void take_next(struct ans *a, char c)
+{
+    if (is_space(c)) return;
+    empty(a, &a->held);
+    if (c == ',')
+        a->state = S_BEGIN;
+    else if (c == ']')
+        end_body(a);
+    else
+        fail(a, c);
+}
+
+int ans_push(struct ans *a, const char *text, size_t len)
+{
+    static void (*const take[])(struct ans *, char) = {
+        [S_TEXT] = take_text,     [S_THINK] = take_text,      [S_BEGIN] = take_begin,
+        [S_NAME] = take_name,     [S_BETWEEN] = take_between, [S_ARGS] = take_args,
+        [S_OBJECT] = take_object, [S_NEXT] = take_next};
+
+    for (size_t i = 0; i < len; i++) {
+        if (a->state > S_THINK && a->state != S_ARGS) (void)buf_addc(&a->held, text[i]);
+        take[a->state](a, text[i]);
+    }
+    return a->status;
+}
+
+/* A call that was cut is one as soon as it is known whose. */
+static void end_held(struct ans *a)
+{
+    if (!a->certain && a->opened && a->has_name && a->state > S_BEGIN)
+        make_certain(a);
+    else if (!a->certain || a->state == S_BEGIN)
+        put_held(a, a->held.len);
+    empty(a, &a->held);
+}
+
+int ans_end(struct ans *a)
+{
+    if (a->state == S_TEXT || a->state == S_THINK) {
+        for (size_t i = 0; i < a->held.len; i++)
+            put_text(a, a->held.data[i]);
+        if (a->state == S_TEXT) (void)buf_add_buf(&a->content, &a->space);
+        empty(a, &a->held);
+    } else if (a->state != S_NEXT) {
+        end_held(a);
+    }
+    struct buf *const own[] = {&a->content, &a->reasoning, &a->space,
+                               &a->value,   &a->name,      &a->args};
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+        if (buf_status(own[i]) < 0) a->status = -ENOMEM;
+    for (size_t i = 0; i < a->n_call; i++)
+        if (buf_status(&a->call[i].name) < 0 || buf_status(&a->call[i].args) < 0)
+            a->status = -ENOMEM;
+    return a->status;
+}
+
+bool ans_is_thinking(const struct ans *a)
+{
+    return a->state == S_THINK;
+}
+
+bool ans_is_opened(const struct ans *a)
+{
+    return a->state == S_BEGIN && a->opened && !a->in_list &&
+           (a->held.len == 0 || buf_is(&a->held, a->how.syntax->open));
+}
+
+bool ans_is_full(const struct ans *a)
+{
+    return a->how.max_calls && a->n_call == a->how.max_calls && a->call[a->n_call - 1].whole;
+}
+
+bool ans_is_mark(const struct ans_how *how, const char *text, size_t len)
+{
+    const struct ans_syntax *s = how->syntax;
+    const struct ans_marks *t = how->thoughts;
+    const char *const marks[] = {s ? s->open : NULL,       s ? s->close : NULL,
+                                 s ? s->after_name : NULL, s ? s->before_id : NULL,
+                                 t ? t->open : NULL,       t ? t->close : NULL};
+
+    for (size_t i = 0; i < sizeof marks / sizeof *marks; i++)
+        if (marks[i] && strlen(marks[i]) == len && memcmp(marks[i], text, len) == 0) return true;
+    return false;
+}
