@@ -221,10 +221,11 @@ static void answer_told(struct gw_req *q, const char *body, size_t len)
 {
     struct buf out = BUF_INIT;
     bool uncounted =
-        q->asked->counts && (q->ans.status == 404 || q->ans.status == 405 || q->ans.status == 501);
+        q->ans.asked->counts &&
+        (q->ans.status == 404 || q->ans.status == 405 || q->ans.status == 501);
     int r = q->ans.status == 200
                 ? gw_told_answer(q->ans.told, body, len, &out)
-                : gw_dialect_refusal(q->asked->dialect, q->ans.status, body, len, &out);
+                : gw_dialect_refusal(q->ans.asked->dialect, q->ans.status, body, len, &out);
     if (q->ans.status == 200) gw_usage_answer(&q->usage, body, len);
     if (r < 0) {
         cut_telling(q, r);

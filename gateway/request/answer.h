@@ -16,6 +16,7 @@ struct gw_answering {
                                          target answered */
     bool taken; /* a token of a stream, or another answer's head: nothing is sent again */
     bool saw_done, mid_event, streams, framed;
+    struct gw_asked *asked; /* a dialect's request, once its body is chat; NULL: it came as chat */
     struct gw_told *told; /* the way back to a dialect; NULL: the answer goes on as it is */
     bool busy;            /* alive, but not now */
     bool refused;         /* a worker cannot serve it: fallback.h */

@@ -201,7 +201,7 @@ static void translate(struct gw_scan *s)
 /* What the client sent is chat from here on. */
 static void translated(struct gw_req *q)
 {
-    struct gw_asked *a = q->asked = q->scan.asked;
+    struct gw_asked *a = q->ans.asked = q->scan.asked;
     q->scan.asked = NULL;
     if (a->failed) {
         q->end = GW_END_REFUSED;
@@ -222,7 +222,7 @@ static bool translates(struct gw_req *q)
 {
     const struct gw_route *route = q->route;
     struct gw_server *server = q->loop->server;
-    if (!route->spoken || q->asked) return false;
+    if (!route->spoken || q->ans.asked) return false;
     if (gw_fleet_speaks(server->fleet, gw_req_model(q), route->spoken->target + strlen("/v1/"))) {
         q->route = route->spoken;
         return false;
@@ -361,7 +361,7 @@ void gw_read_begin(struct gw_req *q)
 void gw_read_forget(struct gw_req *q)
 {
     gw_told_free(q->ans.told);
-    gw_asked_free(q->asked);
+    gw_asked_free(q->ans.asked);
     if (q->job) q->job->q = NULL;
     gw_scan_fini(&q->scan);
     mem_free(q->want.text_id);

@@ -63,7 +63,6 @@ struct gw_req {
     uint64_t place;             /* requests for one model wait for the same room */
     uint64_t deadline_ns;       /* of waiting for a turn and for room at a target */
     struct gw_park park;        /* GW_PARKED */
-    struct gw_asked *asked; /* a dialect's request, once its body is chat; NULL: it came as chat */
     struct gw_sending send;
     struct gw_answering ans;
     struct gw_fallback fallback;
@@ -71,7 +70,8 @@ struct gw_req {
     struct gw_loop_call *loop_call; /* asked of other loops */
     struct gw_trace trace;
     struct gw_usage usage;
-    bool active, scan_form; /* form: the model's name stands in one, without quotes */
+    bool active;
+    bool scan_form; /* the model's name stands in a form, without quotes */
     /* for the log */
     int status;
     enum gw_end end;

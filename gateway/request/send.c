@@ -139,7 +139,7 @@ static int add_path(const struct gw_req *q, struct buf *out)
     if (r == 0) r = buf_adds(out, path);
     if (r == 0 && t->props & GW_R_OPENED) return add_opened(q, out);
     if (r == 0 && t->props & GW_R_REST) r = buf_adds(out, q->rest);
-    return r < 0 || !*query || q->asked ? r : buf_addf(out, "?%s", query);
+    return r < 0 || !*query || q->ans.asked ? r : buf_addf(out, "?%s", query);
 }
 
 /* ---- the call ---- */
