@@ -28,10 +28,10 @@ struct chat_thread {
     size_t n;
     bool add_generation_prompt; /* the answer's header follows */
     bool continue_final; /* the prompt ends with the last message's text, to be gone on with */
-    const char *lead;    /* what the answer begins with, control tokens included; NULL: nothing */
     const json_t *tools; /* an array, or NULL */
     const json_t *vars;  /* an object of further variables (enable_thinking, …), or NULL */
     int64_t now_s;       /* since the epoch, for templates that write the date; 0: now */
+    const char *lead;    /* what the answer begins with, control tokens included; NULL: nothing */
 };
 struct chat_span { /* where content bytes [src, src+len) of a message stand in the prompt text */
     size_t msg, src, dst, len;
