@@ -1,4 +1,5 @@
 /* The form that an answer must have, as a grammar over the model's tokens; on a helper thread. */
+#include "base/clock.h"
 #include "fusor/grammar/gbnf.h"
 #include "fusor/grammar/grammar.h"
 #include "fusor/grammar/regex.h"
@@ -8,6 +9,9 @@
 #include "worker/worker.h"
 
 #include <string.h>
+
+/* Chosen: as much as one hostile schema may take (schema.h), and usual ones take 35 to 201 us. */
+static const uint64_t TOOLS_NS_MAX = 200000000;
 
 static int add_choices(struct gram_builder *b, const json_t *v, gram_node *ret)
 {
@@ -135,11 +139,16 @@ static int add_tools(const struct worker *w, struct gram_builder *b, const struc
                      gram_node *ret, struct err *err)
 {
     gram_node *call = mem_alloc((t->n + 1) * sizeof *call);
+    const uint64_t start = clock_thread_ns();
     size_t n = 0;
     int rc = call ? 0 : -ENOMEM;
 
-    for (size_t i = 0; rc == 0 && i < t->n; i++)
-        if (t->tool[i].callable) rc = add_call(b, w->speech.calls, &t->tool[i], &call[n++], err);
+    for (size_t i = 0; rc == 0 && i < t->n; i++) {
+        if (clock_thread_ns() - start > TOOLS_NS_MAX)
+            rc = err_set(err, -E2BIG, "the schemas of all tools together take too long to read");
+        else if (t->tool[i].callable)
+            rc = add_call(b, w->speech.calls, &t->tool[i], &call[n++], err);
+    }
     if (rc == 0) *ret = add_calls(w, b, t, gram_alt(b, call, n));
     mem_free(call);
     return rc;
