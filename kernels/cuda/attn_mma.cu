@@ -25,7 +25,7 @@ template <unsigned KP> struct at_dims { /* KP: K rounded up to what is compiled 
         ROW = KP * 2,    /* bytes */
         BUFFER = KEYS * ROW,
         SWIZZLE = KP % 64 == 0 ? 8 : 4,
-        AHEAD = KP > 128 ? 8 : 16, /* pairs of sums on their way, as far as registers go */
+        AHEAD = KP > 128 ? 4 : 16, /* pairs of sums on their way, as far as registers go */
     };
 };
 

@@ -398,7 +398,7 @@ def test_everybody_at_once():
 
 
 if __name__ == "__main__":
-    with Upstream() as up, gateway("--upstream", up.entry("models=up-model health=off paths=files"),
+    with Upstream() as up, gateway("--upstream", up.entry("models=up-model health=off paths=files,responses"),
                                    "--api-key", "key-one", "--max-body", "2MiB",
                                    "--breaker-failures", "255") as server:
         base = f"http://127.0.0.1:{server.port}/v1"
