@@ -96,17 +96,18 @@ python_venv() {
     printf '%s\n' "$venv"
 }
 
-# Another one with the clients that users point at kvblend (openai, langchain, llama-index, LiteLLM):
-# they want an older openai. Printed even where it could not be filled: their test skips then.
-clients_venv() {
-    local venv=$cache/clients-venv list=$root/tests/e2e/clients.txt
+# Others with what users point at kvblend, a list of exact versions each in tests/e2e: clients (openai, langchain,
+# llama-index, LiteLLM, which want an older openai), frameworks. Printed even where it could not be filled: the test
+# skips then.
+packages_venv() {
+    local venv=$cache/$1-venv list=$root/tests/e2e/$1.txt
     if ! cmp -s "$list" "$venv/installed"; then
-        say "installing the OpenAI clients of the end-to-end tests (about 600 MB)"
+        say "installing the $1 of the end-to-end tests (about 600 MB)"
         /usr/bin/python3 -m venv "$venv" >&2
         if "$venv/bin/pip" install -q --disable-pip-version-check -r "$list" >&2; then
             cp "$list" "$venv/installed"
         else
-            say "the clients cannot be installed here: their test will be skipped"
+            say "the $1 cannot be installed here: their test will be skipped"
         fi
     fi
     printf '%s\n' "$venv"

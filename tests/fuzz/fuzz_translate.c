@@ -1,5 +1,5 @@
-/* Fuzz target: any bytes as a request of a dialect, as a chat stream, and as a chat answer on its way
- * back. The first byte chooses. What JSON goes in comes out as JSON, or is refused with a reason. */
+/* Fuzz target: any bytes as a request of a dialect, as a chat stream, and as a chat answer on its
+ * way back. The first byte chooses. JSON comes out as JSON, or is refused with a reason. */
 #include "base/assert.h"
 #include "gateway/translate/translate.h"
 
