@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Frameworks against own workers, unmodified but for the base URL: tools, structured answers, agents.
 
-LangChain, LlamaIndex, Haystack, instructor, pydantic-ai, OpenAI's Agents SDK over /v1/responses, Anthropic's SDK
-over /v1/messages; LiteLLM is in test_clients.py. The model is small and says little of sense: what must be a call is
+LangChain, LlamaIndex, Haystack, instructor, pydantic-ai, LiteLLM, OpenAI's Agents SDK over /v1/responses, Anthropic's
+SDK over /v1/messages. The model is small and says little of sense: what must be a call is
 held to be one, agents are free. Each framework that takes tools asks twice over a retriever's answer, which is a
 chunk: the second time its KV is reused. Run by `tools/test --clients`, which makes a Python with the packages of
 frameworks.txt ($KVBLEND_FRAMEWORKS_PYTHON).
@@ -15,12 +15,13 @@ from typing import Annotated
 
 from harness import KVBLEND, WORKER, gateway, main, need, parse_metrics, real_model, skip
 
-os.environ.update({"LANGSMITH_TRACING": "false", "OPENAI_API_KEY": "none", "OPENAI_AGENTS_DISABLE_TRACING": "1",
+os.environ.update({"LANGSMITH_TRACING": "false", "OPENAI_API_KEY": "none", "OPENAI_AGENTS_DISABLE_TRACING": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True",
                    "HAYSTACK_TELEMETRY_ENABLED": "False", "TOKENIZERS_PARALLELISM": "false"})
 try:
     import agents
     import anthropic
     import instructor
+    import litellm
     import openai
     import pydantic
     import pydantic_ai
@@ -34,10 +35,12 @@ try:
     from langchain_core.messages import HumanMessage, ToolMessage
     from langchain_core.tools import tool as langchain_tool
     from langchain_openai import ChatOpenAI
+    from llama_index.core import Document, SummaryIndex
     from llama_index.core.agent.workflow import FunctionAgent
     from llama_index.core.llms import ChatMessage as LlamaMessage
     from llama_index.core.tools import FunctionTool
     from llama_index.llms.openai_like import OpenAILike
+    from pydantic_ai.messages import ModelRequest, ModelResponse, ToolCallPart, ToolReturnPart, UserPromptPart
     from pydantic_ai.models.openai import OpenAIChatModel
     from pydantic_ai.providers.openai import OpenAIProvider
 except ImportError as e:
@@ -162,6 +165,16 @@ def test_llamaindex_agent():
         assert "Max iterations" in str(e), e
 
 
+def test_llamaindex_query_engine_and_chat():
+    def ask(question, found):
+        index = SummaryIndex.from_documents([Document(text=found), Document(text=passage("LlamaIndex' second"))])
+        assert str(index.as_query_engine(llm=llama()).query(question))
+
+    twice("LlamaIndex' query engine", ask)
+    chat = SummaryIndex.from_documents([Document(text=passage("a chat"))]).as_chat_engine(chat_mode="context", llm=llama())
+    assert str(chat.chat(QUESTIONS[0])) and str(chat.chat(QUESTIONS[1]))
+
+
 def test_llamaindex_structured_output():
     got = llama().as_structured_llm(City).complete("Name a city and how many people live there.").raw
     assert isinstance(got, City), got
@@ -219,18 +232,41 @@ def test_pydantic_ai_output():
 
 
 def test_pydantic_ai_tools():
-    agent = pydantic_ai.Agent(pydantic_model(), model_settings={"temperature": 0, "max_tokens": 60})
+    """Its answer is a call of one of two tools that end the run, or of the one that finds."""
+    def ask(question, found):
+        agent = pydantic_ai.Agent(pydantic_model(), output_type=[City], model_settings={"temperature": 0, "max_tokens": 120})
 
-    @agent.tool_plain
-    def find_report(query: Query) -> str:
-        """Find passages in the archive of river reports."""
-        return passage("a free agent")
+        @agent.tool_plain
+        def find_report(query: Query) -> str:
+            """Find passages in the archive of river reports."""
+            return found
 
-    try:
-        assert agent.run_sync("Find the report about rivers.",
-                              usage_limits=pydantic_ai.UsageLimits(request_limit=4)).output
-    except (pydantic_ai.UsageLimitExceeded, pydantic_ai.UnexpectedModelBehavior):
-        pass  # a small model may call for ever, or with arguments cut off
+        asked = [ModelRequest(parts=[UserPromptPart(question)]),
+                 ModelResponse(parts=[ToolCallPart("find_report", {"query": "rivers"}, "call_0")]),
+                 ModelRequest(parts=[ToolReturnPart("find_report", found, "call_0")])]
+        try:
+            assert agent.run_sync(message_history=asked, usage_limits=pydantic_ai.UsageLimits(request_limit=3)).output
+        except (pydantic_ai.UsageLimitExceeded, pydantic_ai.UnexpectedModelBehavior):
+            pass  # a small model may call for ever
+
+    twice("pydantic-ai", ask)
+
+
+# ---- LiteLLM ----
+
+def test_litellm():
+    find_tool = {"type": "function", "function": {"name": "find", "description": "Find passages.", "parameters": {
+        "type": "object", "properties": {"query": {"type": "string", "maxLength": 20}}, "required": ["query"]}}}
+
+    def ask(question, found):
+        how = dict(model=f"openai/{own}", api_base=base, api_key="none", temperature=0, max_tokens=80, num_retries=0)
+        said = [{"role": "user", "content": question}]
+        first = litellm.completion(messages=said, tools=[find_tool], tool_choice="required", **how).choices[0].message
+        assert first.tool_calls[0].function.name == "find", first
+        said += [first.model_dump()] + [{"role": "tool", "tool_call_id": c.id, "content": found} for c in first.tool_calls]
+        assert litellm.completion(messages=said, **how).choices[0].message.content
+
+    twice("LiteLLM", ask)
 
 
 # ---- OpenAI's Agents SDK over /v1/responses, Anthropic's SDK over /v1/messages ----
