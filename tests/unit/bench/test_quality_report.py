@@ -101,7 +101,8 @@ class Page(unittest.TestCase):
                  "- `qs`: 0.10: 0.300 [0.200, 0.400];", "Chosen: `qs` at 0.120 for a loss of 0.25.")
 
     def test_the_page_in_docs_is_what_its_runs_say(self):
-        names = "calibration continuation no-sink musique musique-whole papers ruler crossref crossref-calibrated crossref-schedules map"
+        names = "calibration continuation no-sink musique musique-whole papers ruler crossref-calibration crossref " \
+                "crossref-calibrated crossref-schedules map"
         runs = [(ROOT / "docs/quality" / f"{name}.json").read_text() for name in names.split()]
         r, text = self.write(*runs, notes=(ROOT / "docs/quality/notes.md").read_text())
         self.assertEqual(r.returncode, 0, r.stderr)

@@ -48,10 +48,11 @@ static void events_are(enum gw_dialect d, const char *chat, const char *expected
     struct buf out = BUF_INIT, lines = BUF_INIT;
     ASSERT_OK(gw_told_events(t, chat, strlen(chat), &out));
     ASSERT_OK(gw_told_end(t, &out));
-    for (char *p = out.data, *end; p && *p; p = end + 2) {
+    for (const char *p = buf_cstr(&out), *end; *p; p = end + 2) {
         end = strstr(p, "\n\n");
         ASSERT_TRUE(end);
-        char *data = strstr(p, "\ndata: ") + 7, type[64];
+        const char *data = strstr(p, "\ndata: ") + 7;
+        char type[64];
         ASSERT_EQ(sscanf(p, "event: %63s", type), 1);
         struct json_val v;
         ASSERT_EQ(json_find(data, (size_t)(end - data), "type", &v), 1);
@@ -275,7 +276,7 @@ TEST(what_was_said_is_kept)
                  "\"tool_calls\":[{\"type\":\"function\",\"id\":\"c\",\"function\":{\"name\":\"f\","
                  "\"arguments\":\"{}\"}}]}");
     ASSERT_STREQ(buf_cstr(&response), buf_cstr(&out));
-    ASSERT_TRUE(strstr(out.data, "\"store\":true"));
+    ASSERT_TRUE(strstr(buf_cstr(&out), "\"store\":true"));
     gw_told_free(t);
     gw_asked_free(a);
     gw_store_destroy(store);
@@ -311,7 +312,8 @@ TEST(garbage)
             ASSERT_OK(gw_told_fail(t, GW_E_UPSTREAM, "Why \"not\"", &out));
             ASSERT_TRUE(strstr(buf_cstr(&out), "Why \\\"not\\\""));
             ASSERT_TRUE(
-                strstr(out.data, d == GW_MESSAGES ? "event: error\n" : "event: response.failed\n"));
+                strstr(buf_cstr(&out),
+                       d == GW_MESSAGES ? "event: error\n" : "event: response.failed\n"));
             size_t len = out.len;
             ASSERT_OK(gw_told_fail(t, GW_E_UPSTREAM, "again", &out));
             ASSERT_EQ(out.len, len); /* once */
@@ -335,7 +337,7 @@ TEST(ends_in_the_middle)
     ASSERT_OK(gw_told_events(t, error, strlen(error), &out));
     ASSERT_OK(gw_told_end(t, &out));
     ASSERT_TRUE(strstr(buf_cstr(&out), "{\"type\":\"api_error\",\"message\":\"lost\"}"));
-    ASSERT_TRUE(!strstr(out.data, "message_stop"));
+    ASSERT_TRUE(!strstr(buf_cstr(&out), "message_stop"));
     buf_fini(&out);
     gw_told_free(t);
     gw_asked_free(a);
