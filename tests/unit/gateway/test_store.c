@@ -57,7 +57,7 @@ TEST(bounds)
 TEST(a_flood_takes_its_own)
 {
     struct gw_store *s;
-    char id[8];
+    char id[16];
     ASSERT_OK(gw_store_create(100, 80 << 10, &s));
     ASSERT_OK(put(s, "quiet/", "q", 100));
     for (int i = 0; i < 50; i++) {
