@@ -31,6 +31,20 @@ void tell_put_model(const struct gw_told *t, struct buf *out)
         (void)buf_adds(out, "\"\"");
 }
 
+void tell_event(struct gw_told *t, const char *type)
+{
+    (void)buf_addf(t->out, "event: %s\ndata: ", type);
+    t->event_at = t->out->len;
+    (void)buf_addf(t->out, "{\"type\":\"%s\"", type);
+}
+
+void tell_event_end(struct gw_told *t)
+{
+    for (size_t i = t->event_at; i < t->out->len; i++)
+        if (t->out->data[i] == '\n' || t->out->data[i] == '\r') t->out->data[i] = ' ';
+    (void)buf_adds(t->out, "}\n\n");
+}
+
 void tell_put_kvblend(const struct gw_told *t, struct buf *out)
 {
     if (!t->kvblend.len) return;

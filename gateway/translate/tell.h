@@ -33,6 +33,7 @@ struct gw_told {
     uint64_t n_events;
     struct sse_parser sse;
     struct buf *out;         /* of the call in hand */
+    size_t event_at;         /* in it: where the event's data begins */
     struct tell_block block; /* the open one */
     unsigned n_blocks;       /* opened */
     size_t bytes;            /* of all texts */
@@ -56,6 +57,10 @@ struct tell_ops {
 };
 extern const struct tell_ops tell_responses, tell_messages;
 
+/* {"type":TYPE, … }: its members follow, then the end. A value that was copied may be laid out in
+ * lines, which would end the event: they become spaces, which is all that JSON allows there. */
+void tell_event(struct gw_told *t, const char *type);
+void tell_event_end(struct gw_told *t);
 /* The open block's text as a JSON string. */
 void tell_put_text(const struct buf *inside, struct buf *out);
 void tell_put_model(const struct gw_told *t, struct buf *out); /* "model":… */

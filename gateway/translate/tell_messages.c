@@ -6,16 +6,6 @@
 #include <errno.h>
 #include <string.h>
 
-static void event(struct gw_told *t, const char *type)
-{
-    (void)buf_addf(t->out, "event: %s\ndata: {\"type\":\"%s\"", type, type);
-}
-
-static void event_end(struct gw_told *t)
-{
-    (void)buf_adds(t->out, "}\n\n");
-}
-
 /* ---- blocks ---- */
 
 static void put_call_head(const struct gw_told *t, struct buf *out)
@@ -115,19 +105,19 @@ static void messages_whole(struct gw_told *t)
 /* A stream's counts are known at its end, where they come again. */
 static void messages_begin(struct gw_told *t)
 {
-    event(t, "message_start");
+    tell_event(t, "message_start");
     (void)buf_adds(t->out, ",\"message\":");
     put_head(t);
     (void)buf_adds(t->out, "],\"stop_reason\":null,\"stop_sequence\":null,\"usage\":"
                            "{\"input_tokens\":0,\"output_tokens\":0}}");
-    event_end(t);
-    event(t, "ping");
-    event_end(t);
+    tell_event_end(t);
+    tell_event(t, "ping");
+    tell_event_end(t);
 }
 
 static void messages_open(struct gw_told *t)
 {
-    event(t, "content_block_start");
+    tell_event(t, "content_block_start");
     (void)buf_addf(t->out, ",\"index\":%u,\"content_block\":", t->n_blocks - 1);
     if (t->block.kind == TELL_CALL) {
         put_call_head(t, t->out);
@@ -138,7 +128,7 @@ static void messages_open(struct gw_told *t)
                            ? "{\"type\":\"text\",\"text\":\"\"}"
                            : "{\"type\":\"thinking\",\"thinking\":\"\",\"signature\":\"\"}");
     }
-    event_end(t);
+    tell_event_end(t);
 }
 
 static void messages_feed(struct gw_told *t, const struct json_val *more)
@@ -146,45 +136,45 @@ static void messages_feed(struct gw_told *t, const struct json_val *more)
     static const char *const deltas[] = {[TELL_THOUGHT] = "\"thinking_delta\",\"thinking\":",
                                          [TELL_TEXT] = "\"text_delta\",\"text\":",
                                          [TELL_CALL] = "\"input_json_delta\",\"partial_json\":"};
-    event(t, "content_block_delta");
+    tell_event(t, "content_block_delta");
     (void)buf_addf(t->out, ",\"index\":%u,\"delta\":{\"type\":%s", t->n_blocks - 1,
                    deltas[t->block.kind]);
     (void)buf_add(t->out, more->p, more->len);
     (void)buf_addc(t->out, '}');
-    event_end(t);
+    tell_event_end(t);
 }
 
 static void messages_close(struct gw_told *t)
 {
-    event(t, "content_block_stop");
+    tell_event(t, "content_block_stop");
     (void)buf_addf(t->out, ",\"index\":%u", t->n_blocks - 1);
-    event_end(t);
+    tell_event_end(t);
 }
 
 static void messages_finish(struct gw_told *t)
 {
-    event(t, "message_delta");
+    tell_event(t, "message_delta");
     (void)buf_adds(t->out, ",\"delta\":{");
     put_stop(t);
     (void)buf_addc(t->out, '}');
     put_usage(t);
     tell_put_kvblend(t, t->out);
-    event_end(t);
-    event(t, "message_stop");
-    event_end(t);
+    tell_event_end(t);
+    tell_event(t, "message_stop");
+    tell_event_end(t);
 }
 
 static void messages_fail(struct gw_told *t, enum gw_error e, const struct json_val *message)
 {
     int status = gw_error_status(e);
-    event(t, "error");
+    tell_event(t, "error");
     (void)buf_addf(t->out, ",\"error\":{\"type\":\"%s\",\"message\":",
                    status == 429   ? "rate_limit_error"
                    : status == 503 ? "overloaded_error"
                                    : "api_error");
     (void)buf_add(t->out, message->p, message->len);
     (void)buf_addc(t->out, '}');
-    event_end(t);
+    tell_event_end(t);
 }
 
 const struct tell_ops tell_messages = {

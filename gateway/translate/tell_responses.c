@@ -8,16 +8,11 @@
 static const char *const id_of[] = {
     [TELL_THOUGHT] = "rs_", [TELL_TEXT] = "msg_", [TELL_CALL] = "fc_"};
 
-/* {"type":TYPE,"sequence_number":N, … }: its members follow, then event_end(). */
+/* {"type":TYPE,"sequence_number":N, … }: its members follow, then tell_event_end(). */
 static void event(struct gw_told *t, const char *type)
 {
-    (void)buf_addf(t->out, "event: %s\ndata: {\"type\":\"%s\",\"sequence_number\":%llu", type, type,
-                   (unsigned long long)t->n_events++);
-}
-
-static void event_end(struct gw_told *t)
-{
-    (void)buf_adds(t->out, "}\n\n");
+    tell_event(t, type);
+    (void)buf_addf(t->out, ",\"sequence_number\":%llu", (unsigned long long)t->n_events++);
 }
 
 /* The same of the open block. */
@@ -124,7 +119,7 @@ static void response_event(struct gw_told *t, const char *type, const char *stat
     event(t, type);
     (void)buf_adds(t->out, ",\"response\":");
     put_response(t, status, failure, t->out);
-    event_end(t);
+    tell_event_end(t);
 }
 
 /* ---- events ---- */
@@ -140,7 +135,7 @@ static void item_event(struct gw_told *t, const char *type, bool done)
     event(t, type);
     (void)buf_addf(t->out, ",\"output_index\":%u,\"item\":", t->n_blocks - 1);
     put_item(t, done, t->out);
-    event_end(t);
+    tell_event_end(t);
 }
 
 static void part_event(struct gw_told *t, const char *type)
@@ -148,7 +143,7 @@ static void part_event(struct gw_told *t, const char *type)
     block_event(t, type);
     (void)buf_adds(t->out, ",\"part\":");
     put_part(t, t->out);
-    event_end(t);
+    tell_event_end(t);
 }
 
 static void responses_open(struct gw_told *t)
@@ -166,7 +161,7 @@ static void responses_feed(struct gw_told *t, const struct json_val *more)
     (void)buf_adds(t->out, ",\"delta\":");
     (void)buf_add(t->out, more->p, more->len);
     if (t->block.kind == TELL_TEXT) (void)buf_adds(t->out, ",\"logprobs\":[]");
-    event_end(t);
+    tell_event_end(t);
 }
 
 static void responses_close(struct gw_told *t)
@@ -183,7 +178,7 @@ static void responses_close(struct gw_told *t)
     (void)buf_adds(t->out, kind == TELL_CALL ? ",\"arguments\":" : ",\"text\":");
     tell_put_text(&t->block.text, t->out);
     if (kind == TELL_TEXT) (void)buf_adds(t->out, ",\"logprobs\":[]");
-    event_end(t);
+    tell_event_end(t);
     if (kind != TELL_CALL) part_event(t, "response.content_part.done");
     item_event(t, "response.output_item.done", true);
 }

@@ -68,6 +68,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)
     a->counts = !(data[0] & 1) && data[0] & 2;
     if (data[0] & 4) {
         a->stream = data[0] & 8;
+        ASSERT(buf_adds(&a->echo, ",\"tools\":[\n\n1]") == 0);
         ASSERT(gw_told_create(a, &t) == 0);
         if (a->stream)
             check_stream(t, text, len);

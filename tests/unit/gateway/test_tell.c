@@ -66,6 +66,34 @@ static void events_are(enum gw_dialect d, const char *chat, const char *expected
     gw_asked_free(a);
 }
 
+/* What is echoed of a request, and told of an answer, may come in lines: events stay one line. */
+TEST(values_in_lines_do_not_end_an_event)
+{
+    static const char chat[] = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"a\"},"
+                               "\"finish_reason\":\"stop\"}],\"kvblend\":\ndata: {\"a\":\ndata: 1}}"
+                               "\n\ndata: [DONE]\n\n";
+    for (int i = 0; i < 2; i++) {
+        struct gw_asked *a = asked(i ? GW_MESSAGES : GW_RESPONSES);
+        ASSERT_OK(buf_adds(&a->echo, ",\"tools\":[\n\r\n{\"a\":\r1}]"));
+        struct gw_told *t = told(a);
+        struct buf out = BUF_INIT;
+        ASSERT_OK(gw_told_events(t, chat, strlen(chat), &out));
+        ASSERT_OK(gw_told_end(t, &out));
+        size_t n = 0;
+        for (const char *p = buf_cstr(&out), *end; *p; p = end + 2, n++) {
+            ASSERT_TRUE((end = strstr(p, "\n\n")) != NULL);
+            const char *d = strchr(p, '\n');
+            ASSERT_TRUE(strncmp(p, "event: ", 7) == 0 && strncmp(d, "\ndata: {", 8) == 0);
+            ASSERT_TRUE(strchr(d + 1, '\n') == end && end[-1] == '}');
+            ASSERT_TRUE(!memchr(p, '\r', (size_t)(end - p)));
+        }
+        ASSERT_TRUE(n > 4);
+        buf_fini(&out);
+        gw_told_free(t);
+        gw_asked_free(a);
+    }
+}
+
 static void whole_is(enum gw_dialect d, const char *chat, const char *expected)
 {
     struct gw_asked *a = asked(d);
