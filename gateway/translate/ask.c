@@ -142,20 +142,30 @@ int ask_part(struct ask_parts *p, const struct json_val *text)
     return buf_addc(&p->text, '}');
 }
 
-void ask_put_parts(struct ask_parts *p)
+static void put_parts(const struct ask_parts *p)
 {
     struct buf *out = p->k->out;
-    if (p->n == 0)
+    if (p->n == 0) {
         (void)buf_adds(out, "\"\"");
-    else if (p->n == 1)
+    } else if (p->n == 1) {
         (void)buf_add(out, p->lone.p, p->lone.len);
-    else
-        (void)buf_addf(out, "[");
-    if (p->n > 1) {
+    } else {
+        (void)buf_addc(out, '[');
         (void)buf_add_buf(out, &p->text);
         (void)buf_addc(out, ']');
     }
-    buf_fini(&p->text);
+}
+
+void ask_put_message(const struct ask_parts *p, const struct json_val *role)
+{
+    struct ask *k = p->k;
+    ask_begin(k);
+    (void)buf_adds(k->out, "{\"role\":");
+    (void)buf_add(k->out, role->p, role->len);
+    (void)buf_adds(k->out, ",\"content\":");
+    put_parts(p);
+    k->open = ASK_SAID;
+    if (!json_str_is(role, "assistant")) ask_close(k);
 }
 
 static int read_parts(struct ask_parts *p, const struct json_val *content,
@@ -179,17 +189,20 @@ int ask_message(struct ask *k, const struct json_val *role, const struct json_va
 {
     struct ask_parts p = {.k = k, .text = BUF_INIT};
     int r = read_parts(&p, content, on_part);
-    if (r == 0) {
-        ask_begin(k);
-        (void)buf_adds(k->out, "{\"role\":");
-        (void)buf_add(k->out, role->p, role->len);
-        (void)buf_adds(k->out, ",\"content\":");
-        ask_put_parts(&p);
-        k->open = ASK_SAID;
-        if (!json_str_is(role, "assistant")) ask_close(k);
-    }
+    if (r == 0) ask_put_message(&p, role);
     buf_fini(&p.text);
     return r;
+}
+
+int ask_result(struct ask *k, const struct json_val *id, const struct json_val *content,
+               int (*on_part)(void *parts, const struct json_val *v))
+{
+    static const struct json_val role = {"\"tool\"", 6, JSON_T_STRING};
+    int r = ask_message(k, &role, content, on_part);
+    if (r < 0) return r;
+    k->out->len--; /* the message's end: it says which call it answers */
+    ask_put(k->out, "tool_call_id", id);
+    return buf_addc(k->out, '}');
 }
 
 int ask_call(struct ask *k, const struct json_val *id, const struct json_val *name,
@@ -222,6 +235,28 @@ void ask_tool(struct buf *out, const struct json_val *name, const struct json_va
     ask_put(out, "description", description);
     ask_put(out, "parameters", schema);
     ask_put(out, "strict", strict);
+    (void)buf_adds(out, "}}");
+}
+
+int ask_tools(struct ask *k, const struct json_val *tools,
+              int (*on_tool)(void *ask, const struct json_val *v))
+{
+    if (!ask_given(tools)) return 0;
+    if (tools->type != JSON_T_ARRAY) return ask_refuse(k->a, "tools", "expected a list.");
+    k->list = "tools";
+    size_t before = k->out->len;
+    (void)buf_adds(k->out, ",\"tools\":[");
+    int r = ask_items(k, tools, on_tool);
+    if (k->i == 0) k->out->len = before; /* what says how to choose of none says nothing */
+    if (r < 0 || k->i == 0) return r;
+    (void)buf_addc(k->out, ']');
+    return 1;
+}
+
+void ask_choose(struct buf *out, const struct json_val *name)
+{
+    (void)buf_adds(out, ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":");
+    (void)buf_add(out, name->p, name->len);
     (void)buf_adds(out, "}}");
 }
 

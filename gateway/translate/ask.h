@@ -50,7 +50,11 @@ struct ask_parts { /* of one content */
     struct json_val lone;
 };
 int ask_part(struct ask_parts *p, const struct json_val *text);
-void ask_put_parts(struct ask_parts *p); /* a string, or the list */
+/* What ask_message() writes, of parts that were read; the caller frees p->text. */
+void ask_put_message(const struct ask_parts *p, const struct json_val *role);
+/* A message of the role "tool": what the call of that id gave. */
+int ask_result(struct ask *k, const struct json_val *id, const struct json_val *content,
+               int (*on_part)(void *parts, const struct json_val *v));
 /* A tool call of the open assistant message, or of a new one. arguments: JSON, or NULL: `input`,
  * whose JSON is the text. */
 int ask_call(struct ask *k, const struct json_val *id, const struct json_val *name,
@@ -58,6 +62,10 @@ int ask_call(struct ask *k, const struct json_val *id, const struct json_val *na
 /* {"type":"function","function":{…}} */
 void ask_tool(struct buf *out, const struct json_val *name, const struct json_val *description,
               const struct json_val *schema, const struct json_val *strict);
+/* ,"tools":[…], each written by on_tool(); 1, or 0: there are none, and nothing was written. */
+int ask_tools(struct ask *k, const struct json_val *tools,
+              int (*on_tool)(void *ask, const struct json_val *v));
+void ask_choose(struct buf *out, const struct json_val *name); /* that tool and no other */
 void ask_response_format(struct buf *out, const struct json_val *name,
                          const struct json_val *schema, const struct json_val *strict,
                          const struct json_val *description);

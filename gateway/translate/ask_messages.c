@@ -11,7 +11,6 @@
 
 struct fields {
     struct json_val messages, system, tools, choice, stop, limit, stream, model, format, config;
-    struct json_val temperature, top_p;
 };
 struct block {
     struct json_val type, text, id, name, input, use_id, content, source, title;
@@ -135,16 +134,12 @@ static int add_system(struct ask *k, const struct json_val *system)
 
 static int add_result(struct ask *k, const struct block *b)
 {
-    static const struct json_val role = {"\"tool\"", 6, JSON_T_STRING};
     size_t j = k->j;
     if (b->use_id.type != JSON_T_STRING)
         return ask_refuse_here(k, true, ".tool_use_id", "expected a string.");
-    int r = ask_message(k, &role, &b->content, on_text_block);
+    int r = ask_result(k, &b->use_id, &b->content, on_text_block);
     k->j = j;
-    if (r < 0) return r;
-    k->out->len--; /* the message's end: it says which call it answers */
-    ask_put(k->out, "tool_call_id", &b->use_id);
-    return buf_addc(k->out, '}');
+    return r;
 }
 
 /* The results come first: chat has them right behind the calls. */
@@ -198,12 +193,6 @@ static int on_call(void *ctx, const struct json_val *v)
     return r;
 }
 
-/* Has a content of its own, beside results or calls? */
-static bool has_texts(const struct ask_parts *p, const struct json_val *content)
-{
-    return p->n > 0 || content->type == JSON_T_STRING;
-}
-
 static int on_message(void *ctx, const struct json_val *v)
 {
     struct ask *k = ctx;
@@ -221,15 +210,7 @@ static int on_message(void *ctx, const struct json_val *v)
     if (!said) r = json_each(&content, on_result, k);
     k->j = 0;
     if (r == 0) r = json_each(&content, said ? on_said : on_user_block, &p);
-    if (r == 0 && has_texts(&p, &content)) {
-        ask_begin(k);
-        (void)buf_adds(k->out, "{\"role\":");
-        (void)buf_add(k->out, role.p, role.len);
-        (void)buf_adds(k->out, ",\"content\":");
-        ask_put_parts(&p);
-        k->open = ASK_SAID;
-        if (!said) ask_close(k);
-    }
+    if (r == 0 && p.n > 0) ask_put_message(&p, &role); /* beside results or calls */
     buf_fini(&p.text);
     k->j = 0;
     if (r == 0 && said) r = json_each(&content, on_call, k);
@@ -298,9 +279,7 @@ static int add_choice(struct ask *k, const struct json_val *choice)
     } else if (json_str_is(&type, "none")) {
         (void)buf_adds(k->out, ",\"tool_choice\":\"none\"");
     } else if (json_str_is(&type, "tool") && name.type == JSON_T_STRING) {
-        (void)buf_adds(k->out, ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":");
-        (void)buf_add(k->out, name.p, name.len);
-        (void)buf_adds(k->out, "}}");
+        ask_choose(k->out, &name);
     } else {
         return ask_refuse(k->a, "tool_choice",
                           "expected {\"type\":\"auto\"}, \"any\", \"none\", or \"tool\" with a "
@@ -313,16 +292,8 @@ static int add_choice(struct ask *k, const struct json_val *choice)
 
 static int add_tools(struct ask *k, const struct fields *f)
 {
-    if (!ask_given(&f->tools)) return 0;
-    if (f->tools.type != JSON_T_ARRAY) return ask_refuse(k->a, "tools", "expected a list.");
-    k->list = "tools";
-    size_t before = k->out->len;
-    (void)buf_adds(k->out, ",\"tools\":[");
-    int r = ask_items(k, &f->tools, on_tool);
-    if (k->i == 0) k->out->len = before; /* what says how to choose of none says nothing */
-    if (r < 0 || k->i == 0) return r;
-    (void)buf_addc(k->out, ']');
-    return add_choice(k, &f->choice);
+    int r = ask_tools(k, &f->tools, on_tool);
+    return r == 1 ? add_choice(k, &f->choice) : r;
 }
 
 static int add_form(struct ask *k, const struct fields *f)

@@ -42,16 +42,12 @@ static int on_part(void *ctx, const struct json_val *v)
 
 static int add_output(struct ask *k, const struct json_val *id, const struct json_val *output)
 {
-    static const struct json_val role = {"\"tool\"", 6, JSON_T_STRING};
     if (id->type != JSON_T_STRING)
         return ask_refuse_here(k, false, ".call_id", "expected a string.");
     k->parts = "output";
-    int r = ask_message(k, &role, output, on_part);
+    int r = ask_result(k, id, output, on_part);
     k->parts = "content";
-    if (r < 0) return r;
-    k->out->len--; /* the message's end: it says which call it answers */
-    ask_put(k->out, "tool_call_id", id);
-    return buf_addc(k->out, '}');
+    return r;
 }
 
 static int on_input(void *ctx, const struct json_val *v)
@@ -167,22 +163,14 @@ static int add_choice(struct ask *k, const struct json_val *choice)
         return ask_refuse(k->a, "tool_choice",
                           "expected \"none\", \"auto\", \"required\" or "
                           "{\"type\":\"function\",\"name\":…}.");
-    (void)buf_adds(k->out, ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":");
-    (void)buf_add(k->out, name.p, name.len);
-    return buf_adds(k->out, "}}");
+    ask_choose(k->out, &name);
+    return 0;
 }
 
 static int add_tools(struct ask *k, const struct fields *f)
 {
-    if (!ask_given(&f->tools)) return 0;
-    if (f->tools.type != JSON_T_ARRAY) return ask_refuse(k->a, "tools", "expected a list.");
-    k->list = "tools";
-    size_t before = k->out->len;
-    (void)buf_adds(k->out, ",\"tools\":[");
-    int r = ask_items(k, &f->tools, on_tool);
-    if (k->i == 0) k->out->len = before; /* what says how to choose of none says nothing */
-    if (r < 0 || k->i == 0) return r;
-    (void)buf_addc(k->out, ']');
+    int r = ask_tools(k, &f->tools, on_tool);
+    if (r != 1) return r;
     ask_put(k->out, "parallel_tool_calls", &f->parallel);
     return add_choice(k, &f->choice);
 }
