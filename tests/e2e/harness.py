@@ -37,6 +37,14 @@ def skip(why):
     sys.exit(77)
 
 
+def other_python(variable):
+    """Go on in the Python that the variable names, which has packages that this one lacks; returns where there is none."""
+    python = os.environ.get(variable)
+    if python and os.path.exists(python) and not os.environ.get("KVBLEND_REEXEC"):
+        os.environ["KVBLEND_REEXEC"] = "1"
+        os.execv(python, [python, os.path.abspath(sys.argv[0])] + sys.argv[1:])
+
+
 def need(*paths):
     """Skips what this machine lacks; what the build should have made is an error."""
     for p in paths:

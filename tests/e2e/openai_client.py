@@ -6,22 +6,15 @@ Base URL and model can be given instead of starting a gateway: OPENAI_BASE_URL (
 """
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 
-from harness import KVBLEND, WORKER, gateway, main, need, skip, until
+from harness import KVBLEND, WORKER, gateway, main, need, other_python, skip, until
 
 try:
     import openai
 except ImportError:
-    other = os.environ.get("KVBLEND_PYTHON")
-    if other and not os.environ.get("KVBLEND_REEXEC"):
-        ok = subprocess.run([other, "-c", "import openai"], capture_output=True).returncode == 0
-        if ok:
-            os.environ["KVBLEND_REEXEC"] = "1"
-            os.execv(other, [other, os.path.abspath(__file__)] + sys.argv[1:])
+    other_python("KVBLEND_PYTHON")
     skip("the openai package is not installed")
 
 need(KVBLEND, WORKER)

@@ -9,12 +9,10 @@ import asyncio
 import json
 import os
 import random
-import subprocess
-import sys
 import tempfile
 import threading
 
-from harness import KVBLEND, WORKER, gateway, main, need, skip, until
+from harness import KVBLEND, WORKER, gateway, main, need, other_python, skip, until
 from upstream import Upstream
 
 os.environ.update({"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGSMITH_TRACING": "false",
@@ -30,10 +28,7 @@ try:
     from llama_index.core.schema import MetadataMode, NodeWithScore
     from llama_index.llms.openai_like import OpenAILike
 except ImportError as e:
-    other = os.environ.get("KVBLEND_CLIENTS_PYTHON")
-    if other and os.path.exists(other) and not os.environ.get("KVBLEND_REEXEC"):
-        os.environ["KVBLEND_REEXEC"] = "1"
-        os.execv(other, [other, os.path.abspath(__file__)] + sys.argv[1:])
+    other_python("KVBLEND_CLIENTS_PYTHON")
     skip(f"the client packages are not installed: {e}")
 
 need(KVBLEND, WORKER)

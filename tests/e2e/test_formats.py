@@ -4,22 +4,15 @@
 Run by a Python that has the packages (openai, jsonschema): $KVBLEND_PYTHON, else this one; skipped when neither has.
 """
 import json
-import os
 import re
-import subprocess
-import sys
 
-from harness import KVBLEND, Missing, WORKER, gateway, main, need, real_model, skip
+from harness import KVBLEND, Missing, WORKER, gateway, main, need, other_python, real_model, skip
 
 try:
     import jsonschema
     import openai
 except ImportError:
-    other = os.environ.get("KVBLEND_PYTHON")
-    if other and not os.environ.get("KVBLEND_REEXEC"):
-        if subprocess.run([other, "-c", "import openai, jsonschema"], capture_output=True).returncode == 0:
-            os.environ["KVBLEND_REEXEC"] = "1"
-            os.execv(other, [other, os.path.abspath(__file__)] + sys.argv[1:])
+    other_python("KVBLEND_PYTHON")
     skip("the openai or the jsonschema package is not installed")
 
 need(KVBLEND, WORKER)

@@ -10,10 +10,9 @@ frameworks.txt ($KVBLEND_FRAMEWORKS_PYTHON).
 import asyncio
 import os
 import random
-import sys
 from typing import Annotated
 
-from harness import KVBLEND, WORKER, gateway, main, need, parse_metrics, real_model, skip
+from harness import KVBLEND, WORKER, gateway, main, need, other_python, parse_metrics, real_model, skip
 
 os.environ.update({"LANGSMITH_TRACING": "false", "OPENAI_API_KEY": "none", "OPENAI_AGENTS_DISABLE_TRACING": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True",
                    "HAYSTACK_TELEMETRY_ENABLED": "False", "TOKENIZERS_PARALLELISM": "false"})
@@ -44,10 +43,7 @@ try:
     from pydantic_ai.models.openai import OpenAIChatModel
     from pydantic_ai.providers.openai import OpenAIProvider
 except ImportError as e:
-    other = os.environ.get("KVBLEND_FRAMEWORKS_PYTHON")
-    if other and os.path.exists(other) and not os.environ.get("KVBLEND_REEXEC"):
-        os.environ["KVBLEND_REEXEC"] = "1"
-        os.execv(other, [other, os.path.abspath(__file__)] + sys.argv[1:])
+    other_python("KVBLEND_FRAMEWORKS_PYTHON")
     skip(f"the frameworks are not installed: {e}")
 
 need(KVBLEND, WORKER)

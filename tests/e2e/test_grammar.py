@@ -6,21 +6,16 @@ allowed (tests/unit/fusor/grammar_driver.c, the first argument): every text that
 Run by a Python that has the package: $KVBLEND_PYTHON, else this one; skipped when neither has it.
 """
 import json
-import os
 import random
 import subprocess
 import sys
 
-from harness import main, skip
+from harness import main, other_python, skip
 
 try:
     import jsonschema
 except ImportError:
-    other = os.environ.get("KVBLEND_PYTHON")
-    if other and not os.environ.get("KVBLEND_REEXEC"):
-        if subprocess.run([other, "-c", "import jsonschema"], capture_output=True).returncode == 0:
-            os.environ["KVBLEND_REEXEC"] = "1"
-            os.execv(other, [other, os.path.abspath(__file__)] + sys.argv[1:])
+    other_python("KVBLEND_PYTHON")
     skip("the jsonschema package is not installed")
 
 DRIVER = sys.argv.pop(1)

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """POST /v1/responses: carried over chat to a real worker and to upstreams, kept for who asks again, relayed as it is
-where an upstream speaks it. The official client is one of those who ask, where it is installed.
+where an upstream speaks it. The official client is one of those who ask, where this Python or $KVBLEND_PYTHON has it.
 """
 import json
 
-from harness import KVBLEND, WORKER, Missing, gateway, main, need, parse_events, proxy, real_model
+from harness import KVBLEND, WORKER, Missing, gateway, main, need, other_python, parse_events, proxy, real_model
 from upstream import Upstream
 
 try:
     import openai
 except ImportError:
+    other_python("KVBLEND_PYTHON")
     openai = None
 
 need(KVBLEND, WORKER)
