@@ -17,7 +17,8 @@ static void on_head(void *ctx, int status, const struct http_head *h)
 static void on_body(void *ctx, const char *data, size_t len)
 {
     struct ctl_reply *r = ctx;
-    if (buf_add(&r->body, data, len) == 0 && r->on_data) r->on_data(r->ctx, &r->body);
+    (void)buf_add(&r->body, data, len);
+    if (r->on_data) r->on_data(r->ctx, data, len);
 }
 
 static void on_end(void *ctx, int status)
@@ -195,7 +196,8 @@ static int to_buf(const char *data, size_t len, void *ctx)
 }
 
 int ctl_stream(const struct ctl_args *a, const char *request, json_t *body,
-               void (*on_data)(void *ctx, const struct buf *body), void *ctx, struct ctl_reply *ret)
+               void (*on_data)(void *ctx, const char *data, size_t len), void *ctx,
+               struct ctl_reply *ret)
 {
     struct buf b = BUF_INIT, content = BUF_INIT;
     int rc = CTL_OK;

@@ -63,9 +63,9 @@ extern const size_t ctl_n_documents;
 struct ctl_reply {
     int status; /* HTTP */
     struct buf body;
-    json_t *json;                                       /* NULL when the body is none */
-    struct http_loop *loop;                             /* while it is awaited, as the next */
-    void (*on_data)(void *ctx, const struct buf *body); /* more of it came; may be NULL */
+    json_t *json;                                             /* NULL when the body is none */
+    struct http_loop *loop;                                   /* while it is awaited, as the next */
+    void (*on_data)(void *ctx, const char *data, size_t len); /* more of it came; may be NULL */
     void *ctx;
 };
 /* One request ("GET /admin/x"; after a failure of its buffer: none); 0, or CTL_UNREACHABLE with a
@@ -82,7 +82,7 @@ int ctl_request(const struct ctl_args *a, const char *request, const char *opera
 int ctl_order(const struct ctl_args *a, const char *request, json_t *body, struct ctl_reply *ret);
 /* The same, of an answer that is read as it comes and need not be JSON. */
 int ctl_stream(const struct ctl_args *a, const char *request, json_t *body,
-               void (*on_data)(void *ctx, const struct buf *body), void *ctx,
+               void (*on_data)(void *ctx, const char *data, size_t len), void *ctx,
                struct ctl_reply *ret);
 /* Prints the answer as it came (--json) or by the view, and frees it. */
 void ctl_show(const struct ctl_args *a, struct ctl_reply *r, const char *view);

@@ -5,6 +5,7 @@
  * the stream. The documents' KV is made in between, in a namespace of its own: nobody else's
  * requests see it, and it is deleted at the end. Neither request leaves anything behind. */
 #include "base/clock.h"
+#include "base/net/sse.h"
 #include "tools/ctl/ctl.h"
 
 #include <stdio.h>
@@ -28,7 +29,7 @@ static const char question[] = "Who built the lighthouse at Harrow Point, and wh
 struct answer { /* of a stream, as it comes; init {0} */
     uint64_t sent_ns;
     double ttft_ms; /* 0: no text yet */
-    size_t seen;    /* bytes of the body that were read */
+    struct sse_parser events;
     struct buf text;
     json_t *report; /* the `kvblend` object; NULL: none came */
     json_t *error;
@@ -50,14 +51,16 @@ struct demo {
 
 static void answer_fini(struct answer *x)
 {
+    sse_parser_fini(&x->events);
     buf_fini(&x->text);
     json_decref(x->report);
     json_decref(x->error);
 }
 
-static void read_event(struct answer *x, const char *json, size_t len)
+static int on_event(void *ctx, const char *json, size_t len)
 {
-    json_t *event = json_loadb(json, len, 0, NULL);
+    struct answer *x = ctx;
+    json_t *event = json_loadb(json, len, 0, NULL); /* NULL: [DONE] */
     const json_t *choice = json_array_get(json_object_get(event, "choices"), 0);
     const char *text = ctl_str(json_object_get(choice, "delta"), "content");
     if (*text && x->ttft_ms == 0) x->ttft_ms = clock_ms_since(x->sent_ns);
@@ -68,17 +71,13 @@ static void read_event(struct answer *x, const char *json, size_t len)
     }
     if (!x->error) x->error = json_incref(json_object_get(event, "error"));
     json_decref(event);
+    return 0;
 }
 
-static void on_data(void *ctx, const struct buf *body)
+static void on_data(void *ctx, const char *data, size_t len)
 {
     struct answer *x = ctx;
-    const char *line = body->data + x->seen, *nl;
-    while ((nl = memchr(line, '\n', body->len - x->seen))) {
-        if (strncmp(line, "data: {", 7) == 0) read_event(x, line + 6, (size_t)(nl - line) - 6);
-        x->seen += (size_t)(nl + 1 - line);
-        line = nl + 1;
-    }
+    (void)sse_parser_push(&x->events, data, len, on_event, x);
 }
 
 /* Without the line break at its file's end. */
