@@ -4,11 +4,16 @@
 
 #include <string.h>
 
+const int8_t codes_table[CODES_TABLES][16] = {
+    [CODES_IQ4] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113},
+    [CODES_FP4] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12}};
+
 bool codes_form_fits(const struct codes_form *f, size_t k)
 {
     if (k == 0) return false;
     if (f->bits == 0 || f->bits == 16) return true;
     if (f->bits != 4 && f->bits != 8) return false;
+    if (f->table >= CODES_TABLES || (f->table && (f->bits != 4 || f->low))) return false;
     if (f->group != 32 && !(f->group == 16 && f->super)) return false;
     return k % (f->super ? CODES_SUPER : CODES_STEP) == 0;
 }
@@ -33,15 +38,24 @@ float codes_f16(uint16_t h)
     return f;
 }
 
+static float number16(bool bf16, uint16_t q)
+{
+    const uint32_t bits = (uint32_t)q << 16;
+    float f;
+    memcpy(&f, &bits, sizeof(f));
+    return bf16 ? f : codes_f16(q);
+}
+
 static void numbers(bool bf16, const uint16_t *q, size_t k, float *out)
 {
-    for (size_t i = 0; i < k; i++) {
-        const uint32_t bits = (uint32_t)q[i] << 16;
-        if (bf16)
-            memcpy(&out[i], &bits, sizeof(bits));
-        else
-            out[i] = codes_f16(q[i]);
-    }
+    for (size_t i = 0; i < k; i++)
+        out[i] = number16(bf16, q[i]);
+}
+
+/* What a place of the table stands for, or a number for itself. */
+static float code(const struct codes_form *f, int8_t q)
+{
+    return (float)(f->table ? codes_table[f->table][q & 15] : q);
 }
 
 void codes_values(const struct codes_form *f, const struct codes_row *c, size_t k, float *out)
@@ -53,14 +67,14 @@ void codes_values(const struct codes_form *f, const struct codes_row *c, size_t 
     const int8_t *q = c->q;
     for (size_t i = 0, g = 0; i < k; i += f->group, g++) {
         const size_t at = f->super ? i / CODES_SUPER : g;
-        float d = codes_f16(c->d[at]), m = f->min ? codes_f16(c->m[at]) : 0;
+        float d = number16(f->bf16, c->d[at]), m = f->min ? codes_f16(c->m[at]) : 0;
         if (f->super) d *= (float)c->s[g];
         if (f->super && f->min) m = -(m * (float)c->t[g]);
         if (f->min)
             for (size_t j = 0; j < f->group; j++)
-                out[i + j] = (float)q[i + j] * d + m;
+                out[i + j] = code(f, q[i + j]) * d + m;
         else
             for (size_t j = 0; j < f->group; j++)
-                out[i + j] = (float)q[i + j] * d;
+                out[i + j] = code(f, q[i + j]) * d;
     }
 }

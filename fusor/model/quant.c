@@ -86,6 +86,27 @@ static void take_q5_1(const uint8_t *src, size_t n, const struct codes_row *out)
     }
 }
 
+/* IQ4_NL: f16 scale, nibbles that are places in the table. */
+static void take_iq4_nl(const uint8_t *src, size_t n, const struct codes_row *out)
+{
+    for (size_t b = 0; b < n; b++, src += 18) {
+        out->d[b] = load_u16(src);
+        nibbles(src + 2, 0, 0, out->q + 32 * b);
+    }
+}
+
+/* MXFP4: a scale that is the exponent of a power of two, nibbles that are places in the table,
+ * whose numbers are twice what is meant. Half of the power is a bf16, the two smallest below its
+ * normal numbers. */
+static void take_mxfp4(const uint8_t *src, size_t n, const struct codes_row *out)
+{
+    for (size_t b = 0; b < n; b++, src += 17) {
+        const unsigned e = src[0];
+        out->d[b] = (uint16_t)(e < 2 ? 0x20u << e : (e - 1) << 7);
+        nibbles(src + 1, 0, 0, out->q + 32 * b);
+    }
+}
+
 /* ---- blocks of 256 ---- */
 
 /* Q2_K: 16 bytes of 4-bit scale (low) and minimum (high), 64 bytes of 2-bit values, f16 d, f16
@@ -195,6 +216,20 @@ static void take_q6_k(const uint8_t *src, size_t n, const struct codes_row *out)
     }
 }
 
+/* IQ4_XS: f16 d, eight scales of 6 bits (minus 32): their 2 high bits in 2 bytes, their 4 low bits
+ * in 4; 8 times 16 bytes of nibbles that are places in the table. */
+static void take_iq4_xs(const uint8_t *src, size_t n, const struct codes_row *out)
+{
+    for (size_t b = 0; b < n; b++, src += 136) {
+        out->d[b] = load_u16(src);
+        for (int g = 0; g < 8; g++) {
+            const int high = load_u16(src + 2) >> 2 * g & 3, low = src[4 + g / 2] >> g % 2 * 4 & 15;
+            out->s[8 * b + (size_t)g] = (int8_t)((low | high << 4) - 32);
+            nibbles(src + 8 + 16 * g, 0, 0, out->q + 256 * b + 32 * g);
+        }
+    }
+}
+
 #define NUMBER(is_bf16)                                                                            \
     {                                                                                              \
         .bits = 16, .bf16 = is_bf16                                                                \
@@ -208,11 +243,14 @@ static const struct quant_type types[] = {
     {QUANT_Q5_0, "Q5_0", 32, 22, take_q5_0, CODES_PLAIN(8, 0, false)},
     {QUANT_Q5_1, "Q5_1", 32, 24, take_q5_1, CODES_PLAIN(8, 0, true)},
     {QUANT_Q8_0, "Q8_0", 32, 34, take_q8_0, CODES_PLAIN(8, 0, false)},
+    {QUANT_IQ4_NL, "IQ4_NL", 32, 18, take_iq4_nl, CODES_LOOKUP(CODES_IQ4, false, false)},
+    {QUANT_MXFP4, "MXFP4", 32, 17, take_mxfp4, CODES_LOOKUP(CODES_FP4, false, true)},
     {QUANT_Q2_K, "Q2_K", 256, 84, take_q2_k, CODES_NESTED(4, 16, 0, true)},
     {QUANT_Q3_K, "Q3_K", 256, 110, take_q3_k, CODES_NESTED(4, 16, -4, false)},
     {QUANT_Q4_K, "Q4_K", 256, 144, take_q4_k, CODES_NESTED(4, 32, 0, true)},
     {QUANT_Q5_K, "Q5_K", 256, 176, take_q5_k, CODES_NESTED(8, 32, 0, true)},
     {QUANT_Q6_K, "Q6_K", 256, 210, take_q6_k, CODES_NESTED(8, 16, 0, false)},
+    {QUANT_IQ4_XS, "IQ4_XS", 256, 136, take_iq4_xs, CODES_LOOKUP(CODES_IQ4, true, false)},
 };
 
 const struct quant_type *quant_type(uint32_t id)

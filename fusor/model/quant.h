@@ -27,7 +27,10 @@ enum { /* ggml type ids */
        QUANT_Q4_K = 12,
        QUANT_Q5_K = 13,
        QUANT_Q6_K = 14,
-       QUANT_BF16 = 30
+       QUANT_IQ4_NL = 20,
+       QUANT_IQ4_XS = 23,
+       QUANT_BF16 = 30,
+       QUANT_MXFP4 = 39
 };
 
 /* Fills *out; arrays that a form has not may be NULL. */

@@ -2,7 +2,8 @@
  *
  * A product of a code and D has at most 24 bits in every form, so it is exact and a fused sum with
  * M is rounded as the separate one is. On AVX-512 a nibble becomes a float by one permutation,
- * which looks at the low four bits of a lane alone. */
+ * which looks at the low four bits of a lane alone, whether the numbers are in a row or a table's;
+ * AVX2 has eight floats in a register, so a table's are in two. */
 #include "kernels/cpu/coded.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/simd/table.h"
@@ -28,12 +29,14 @@ VF_INLINE vf from_f16(const uint8_t *p)
 typedef __m512i words;
 #define words_load(p) _mm512_loadu_si512(p)
 /* The values of nibbles 0 … 15. */
-VF_INLINE vf nibble_values(int low)
+typedef vf meaning;
+VF_INLINE meaning meaning_of(const struct codes_form f)
 {
     const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    return _mm512_cvtepi32_ps(_mm512_add_epi32(lane, _mm512_set1_epi32(low)));
+    if (f.table) return from_i8((const uint8_t *)codes_table[f.table]);
+    return _mm512_cvtepi32_ps(_mm512_add_epi32(lane, _mm512_set1_epi32(f.low)));
 }
-#define nibble(x, j, values, low) _mm512_permutexvar_ps(_mm512_srli_epi32(x, 4 * (j)), values)
+#define nibble(f, x, j, values) _mm512_permutexvar_ps(_mm512_srli_epi32(x, 4 * (j)), values)
 #elif KN_SIMD == 256
 VF_INLINE vf from_i8(const uint8_t *p)
 {
@@ -45,11 +48,24 @@ VF_INLINE vf from_f16(const uint8_t *p)
 }
 typedef __m256i words;
 #define words_load(p) _mm256_loadu_si256((const void *)(p))
-#define nibble_values(low) vf_set1(low)
-VF_INLINE vf nibble(words x, int j, vf add, int low)
+typedef struct { /* of a table: its halves; else what is added */
+    vf low, high;
+} meaning;
+VF_INLINE meaning meaning_of(const struct codes_form f)
 {
-    x = _mm256_and_si256(_mm256_srli_epi32(x, 4 * j), _mm256_set1_epi32(15));
-    return low ? vf_add(_mm256_cvtepi32_ps(x), add) : _mm256_cvtepi32_ps(x);
+    const uint8_t *t = (const uint8_t *)codes_table[f.table];
+    return f.table ? (meaning){from_i8(t), from_i8(t + VL)} : (meaning){.low = vf_set1(f.low)};
+}
+VF_INLINE vf nibble(const struct codes_form f, words x, int j, meaning of)
+{
+    x = _mm256_srli_epi32(x, 4 * j);
+    if (f.table) { /* by three bits in either half, by the fourth in which */
+        const vf low = _mm256_permutevar8x32_ps(of.low, x);
+        const vf high = _mm256_permutevar8x32_ps(of.high, x);
+        return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(x, 28)));
+    }
+    x = _mm256_and_si256(x, _mm256_set1_epi32(15));
+    return f.low ? vf_add(_mm256_cvtepi32_ps(x), of.low) : _mm256_cvtepi32_ps(x);
 }
 #else
 VF_INLINE vf from_i8(const uint8_t *p)
@@ -71,13 +87,28 @@ VF_INLINE words words_load(const uint8_t *p)
     memcpy(&x, p, sizeof x);
     return x;
 }
-#define nibble_values(low) vf_set1(low)
-VF_INLINE vf nibble(words x, int j, vf add, int low)
+typedef vf meaning; /* what is added */
+#define meaning_of(f) vf_set1((f).low)
+VF_INLINE vf nibble(const struct codes_form f, words x, int j, meaning add)
 {
-    const vf q = __builtin_convertvector((vi)((x >> (4 * j)) & 15), vf);
-    return low ? vf_add(q, add) : q;
+    const words place = (x >> (4 * j)) & 15;
+    const int8_t *t = codes_table[f.table];
+    if (f.table) return (vf){t[place[0]], t[place[1]], t[place[2]], t[place[3]]};
+    const vf q = __builtin_convertvector((vi)place, vf);
+    return f.low ? vf_add(q, add) : q;
 }
 #endif
+
+VF_INLINE vf from_bf16(const uint8_t *p)
+{
+    float x[VL];
+    for (size_t i = 0; i < VL; i++) {
+        uint32_t bits = 0;
+        memcpy((uint8_t *)&bits + 2, p + 2 * i, 2);
+        memcpy(&x[i], &bits, sizeof bits);
+    }
+    return vf_load(x);
+}
 
 /* ---- a step ---- */
 
@@ -89,8 +120,8 @@ VF_INLINE vf value(const struct codes_form f, vf q, vf d, vf m)
 VF_INLINE void step_nibbles(const struct codes_form f, const uint8_t *codes, const struct scales *s,
                             float *out)
 {
-    const vf values = nibble_values(f.low);
-    (void)values;
+    const meaning of = meaning_of(f);
+    (void)of;
 #pragma GCC unroll 2
     for (int v = 0; v < NV; v++)
 #pragma GCC unroll 4
@@ -99,7 +130,7 @@ VF_INLINE void step_nibbles(const struct codes_form f, const uint8_t *codes, con
 #pragma GCC unroll 8
             for (int j = 0; j < 8; j++)
                 vf_store(out + (8 * w + j) * NR + v * VL,
-                         value(f, nibble(x, j, values, f.low), s->d[w / 2][v], s->m[w / 2][v]));
+                         value(f, nibble(f, x, j, of), s->d[w / 2][v], s->m[w / 2][v]));
         }
 }
 
@@ -125,7 +156,7 @@ VF_INLINE void step_scales(const struct codes_form f, const uint8_t *unit, const
 #pragma GCC unroll 2
         for (int h = 0; h < HALVES; h++) {
             const uint8_t *head = f.super ? unit : step;
-            vf d = from_f16(head + 2 * v * VL), m = vf_set1(0);
+            vf d = (f.bf16 ? from_bf16 : from_f16)(head + 2 * v * VL), m = vf_set1(0);
             if (f.min) m = from_f16(head + 2 * (NR + v * VL));
             if (f.super) {
                 const uint8_t *of = step + (n_groups == 2 ? h : 0) * NR + v * VL;

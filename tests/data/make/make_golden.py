@@ -32,7 +32,7 @@ def make_quant():
     # Where each type keeps its f16 scales, so that random blocks stay finite.
     scales = {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0],
               "Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208],
-              "F16": [0], "BF16": []}
+              "F16": [0], "BF16": [], "IQ4_NL": [0], "IQ4_XS": [0], "MXFP4": []}
     os.makedirs(os.path.join(DATA, "quant"), exist_ok=True)
     for name, at in scales.items():
         qtype = gguf.GGMLQuantizationType[name]
@@ -41,6 +41,8 @@ def make_quant():
         blocks = rng.integers(0, 256, (n, size), dtype=np.uint8)
         if name == "BF16":
             blocks[:, 1] = rng.integers(0x30, 0x48, n)
+        if name == "MXFP4":
+            blocks[:5, 0] = 0, 1, 2, 254, 255
         for offset in at:
             f16 = (rng.standard_normal(n) * 10.0 ** rng.integers(-6, 2, n)).astype(np.float16)
             blocks[:, offset:offset + 2] = f16.view(np.uint8).reshape(n, 2)

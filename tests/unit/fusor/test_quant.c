@@ -3,8 +3,9 @@
 
 #include "tests/test.h"
 
-static const char *const names[] = {"F16",  "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1",
-                                    "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"};
+static const char *const names[] = {"F16",  "BF16", "Q4_0",   "Q4_1",   "Q5_0",
+                                    "Q5_1", "Q8_0", "Q2_K",   "Q3_K",   "Q4_K",
+                                    "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"};
 
 static const struct quant_type *type_named(const char *name)
 {
