@@ -51,6 +51,43 @@ void gram_builder_fail(struct gram_builder *b, int code)
     if (b->status == 0) b->status = code;
 }
 
+int gram_spend(struct gram_builder *b, size_t work)
+{
+    b->spent += work;
+    return b->spent > GRAM_WORK_MAX ? -ERANGE : 0;
+}
+
+int gram_builder_why(const struct gram_builder *b, struct err *err)
+{
+    if (b->status != -ERANGE) return b->status;
+    return err_set(err, -ERANGE,
+                   "it is over a limit of size: %d instructions, %d nested parts, %d sets of "
+                   "characters",
+                   GRAM_CODE_MAX, GRAM_NEST_MAX, GRAM_SETS_MAX);
+}
+
+struct gram_mark gram_mark(const struct gram_builder *b)
+{
+    return (struct gram_mark){b->node.len,  b->kid.len,  b->text.len, b->set.len,
+                              b->range.len, b->rule.len, b->status};
+}
+
+void gram_rewind(struct gram_builder *b, const struct gram_mark *to)
+{
+    const uint32_t n_sets = (uint32_t)(to->set / sizeof(struct set));
+
+    /* The newest sets are last on their ways through the table: without them it is as it was. */
+    for (size_t i = 0; b->set.len > to->set && i < 2 * GRAM_SETS_MAX; i++)
+        if (b->set_slot[i] > n_sets) b->set_slot[i] = 0;
+    b->node.len = to->node;
+    b->kid.len = to->kid;
+    b->text.len = to->text;
+    b->set.len = to->set;
+    b->range.len = to->range;
+    b->rule.len = to->rule;
+    if (b->status != -ENOMEM) b->status = to->status;
+}
+
 static gram_node fail(struct gram_builder *b, int code)
 {
     gram_builder_fail(b, code);

@@ -264,18 +264,11 @@ static int label_rules(const struct emit *e, const char ***ret)
 static int make(struct emit *e, gram_node start, struct gram *g, struct err *err)
 {
     const char **label = NULL;
-    int rc = e->b->status;
+    int rc;
 
-    if (rc == 0) {
-        emit_all(e, start);
-        rc = e->status;
-    }
-    if (rc == -ERANGE)
-        return err_set(err, rc,
-                       "it is over a limit of size: %d instructions, %d nested parts, %d "
-                       "sets of characters",
-                       GRAM_CODE_MAX, GRAM_NEST_MAX, GRAM_SETS_MAX);
-    if (rc < 0) return rc;
+    if (e->b->status == 0) emit_all(e, start);
+    if (e->status < 0) gram_builder_fail(e->b, e->status);
+    if (e->b->status < 0) return gram_builder_why(e->b, err);
     rc = label_rules(e, &label);
     g->n_code = here(e);
     g->code = (struct instr *)(void *)buf_take(&e->code, NULL);

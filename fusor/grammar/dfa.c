@@ -143,7 +143,7 @@ struct place {
 };
 enum { NO_SET = UINT32_MAX, ENDS = UINT32_MAX - 1 };
 struct nfa {
-    const struct gram_builder *b;
+    struct gram_builder *b;
     struct buf place;
     unsigned depth;
     int status;
@@ -247,7 +247,7 @@ static int number_order(const void *a, const void *b)
 }
 
 /* The state of the set that was added up; of no place, DEAD. */
-enum { DEAD = UINT32_MAX };
+enum { DEAD = UINT32_MAX, STATE_WORK = 128 /* measured: of one with a single edge */ };
 static int subset_finish(struct subset *s, uint32_t *ret)
 {
     uint32_t *p = GRAM_ALL(s->set, uint32_t);
@@ -331,6 +331,8 @@ static int add_subset_state(struct subset *s, uint32_t state, struct dfa *x)
     bool ends = false;
     int rc = find_cuts(s, state);
 
+    (void)name_of(&s->names, state, &n);
+    if (rc == 0) rc = gram_spend(s->n->b, STATE_WORK + (size_t)n * GRAM_COUNT(s->cut, uint32_t));
     for (size_t i = 0; rc == 0 && i + 1 < GRAM_COUNT(s->cut, uint32_t); i++) {
         const uint32_t lo = GRAM_AT(s->cut, uint32_t, i), next = GRAM_AT(s->cut, uint32_t, i + 1);
         if (lo == next) continue;
@@ -372,7 +374,7 @@ static int give(struct dfa *x, int rc, struct dfa **ret)
     return rc;
 }
 
-int dfa_of(const struct gram_builder *b, gram_node node, struct dfa **ret)
+int dfa_of(struct gram_builder *b, gram_node node, struct dfa **ret)
 {
     struct nfa n = {.b = b, .status = b->status};
     struct dfa *x = dfa_new();

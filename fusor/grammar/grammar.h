@@ -27,6 +27,8 @@ enum {
     GRAM_DEPTH_MAX = 400,    /* rules within rules while a text is made: nesting of what it says */
     GRAM_SETS_MAX = 1 << 12, /* different sets of characters */
     GRAM_SET_RANGES_MAX = 1 << 16, /* of all sets together */
+    GRAM_WORK_MAX = 1 << 23, /* comparisons of words and values, states of automata: what schemas
+                                take to read, all of a builder together; chosen: 0.2 s */
 };
 enum { GRAM_CHAR_MAX = 0x10FFFF, GRAM_NO_END = UINT32_MAX };
 

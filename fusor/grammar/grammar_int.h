@@ -37,12 +37,27 @@ struct gram_builder {
     struct buf rule; /* of struct rule */
     struct arena labels;
     uint32_t *set_slot; /* [2 * GRAM_SETS_MAX] index plus 1, by hash */
+    size_t spent;       /* gram_spend() */
     int status;
 };
 /* Arrays in buffers. */
 #define GRAM_ALL(buf, type) ((type *)(void *)(buf).data)
 #define GRAM_AT(buf, type, i) (GRAM_ALL(buf, type)[i])
 #define GRAM_COUNT(buf, type) ((buf).len / sizeof(type))
+
+/* build.c: counts work that grows faster than what it makes. -ERANGE: all of it is more than
+ * GRAM_WORK_MAX. */
+int gram_spend(struct gram_builder *b, size_t work);
+
+/* build.c: what was made since the mark is forgotten, and a failure with it, but for -ENOMEM; no
+ * older rule may have been defined meanwhile. What was spent stays so. */
+struct gram_mark {
+    size_t node, kid, text, set, range, rule; /* bytes */
+    int status;
+};
+struct gram_mark gram_mark(const struct gram_builder *b);
+void gram_rewind(struct gram_builder *b, const struct gram_mark *to);
+int gram_builder_why(const struct gram_builder *b, struct err *err); /* its status, in words */
 
 /* build.c: appends all characters that are in none of the ranges; these are put in order. */
 int gram_other_ranges(struct gram_range *r, size_t n, struct buf *out);

@@ -466,7 +466,8 @@ int schema_compile(struct schema *s, const json_t *schema, const struct where *a
     }
     if (s->depth > SCHEMA_NEST_MAX)
         return schema_fail(s, at, -ERANGE, "schemas are nested too deep");
-    rc = find_rule(s, schema, at, ret);
+    rc = schema_spend(s, at, SCHEMA_PART_WORK);
+    if (rc == 0) rc = find_rule(s, schema, at, ret);
     if (rc != 0) return rc < 0 ? rc : 0;
     s->depth++;
     rc = schema_node(s, schema, at, &what);
@@ -497,9 +498,16 @@ static int close_schema(struct schema *s, int rc)
 int gram_schema(struct gram_builder *b, const json_t *schema, gram_node *ret, struct err *err)
 {
     struct schema s = {.b = b, .root = schema, .err = err};
+    const struct gram_mark before = gram_mark(b);
     int rc = open_schema(&s);
 
     if (rc == 0) rc = schema_compile(&s, schema, NULL, ret);
+    if (rc == 0) rc = gram_builder_why(b, err);
+    (void)gram_spend(b, SCHEMA_NODE_WORK * (b->node.len - before.node) / sizeof(struct node));
+    if (rc < 0) {
+        gram_rewind(b, &before);
+        *ret = GRAM_NONE;
+    }
     return close_schema(&s, rc);
 }
 

@@ -18,11 +18,9 @@ enum {
     SCHEMA_NEST_MAX = 128,        /* and within each other */
     SCHEMA_VARIANTS_MAX = 1 << 8, /* ways to choose from all anyOf and oneOf of one schema */
     SCHEMA_MEMBERS_MAX = 1 << 12, /* of one object, times the bounds of their number */
-    SCHEMA_WORK_MAX =
-        1 << 23, /* comparisons of words and values, states of automata; chosen: 0.2 s */
 };
 /* *ret: the texts of the values that meet it. -EINVAL, -ENOTSUP, -ERANGE with reason and place in
- * *err. */
+ * *err, or -ENOMEM; of a schema that fails nothing stays in the builder but its work. */
 int gram_schema(struct gram_builder *b, const json_t *schema, gram_node *ret, struct err *err);
 int gram_json_object(struct gram_builder *b, gram_node *ret, struct err *err); /* any */
 

@@ -4,6 +4,7 @@
 
 #include "base/mem.h"
 #include "fusor/grammar/dfa.h"
+#include "fusor/grammar/grammar_int.h"
 #include "fusor/grammar/schema.h"
 
 /* Types, as bits. Every integer is a number. */
@@ -17,6 +18,8 @@ enum {
     TYPE_OBJECT = 64,
     TYPE_ALL = 127
 };
+/* Measured, in the unit of GRAM_WORK_MAX: what a schema takes, or one word of it, and a node. */
+enum { SCHEMA_PART_WORK = 96, SCHEMA_NODE_WORK = 8 };
 struct where { /* a place in the schema */
     const struct where *up;
     const char *key;
@@ -29,7 +32,6 @@ struct schema {
     json_t *rules;    /* rule by place or content of a schema */
     struct dfa **dfa; /* [patterns]; of each pattern, once */
     json_t *patterns; /* its number, by its text */
-    size_t work;
     unsigned depth;
     gram_node value, string, space, object; /* made when they are asked for; GRAM_NONE */
 };
@@ -38,7 +40,9 @@ struct schema {
 int schema_fail(const struct schema *s, const struct where *at, int code, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 int schema_spend(struct schema *s, const struct where *at, size_t work); /* -ERANGE: too much */
-void schema_place(const struct where *at, char *out, size_t cap);        /* "#/properties/x" */
+/* What became of an automaton, with the reason where it is -ERANGE. */
+int schema_too_large(struct schema *s, const struct where *at, int rc, const char *what);
+void schema_place(const struct where *at, char *out, size_t cap); /* "#/properties/x" */
 /* Words that are not known, or of the wrong type, are refused. */
 int schema_check_words(const struct schema *s, const json_t *schema, const struct where *at);
 bool schema_says(const json_t *schema);              /* has words that are no annotations */

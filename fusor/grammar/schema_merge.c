@@ -388,7 +388,7 @@ int schema_variants(struct schema *s, const json_t *schema, const struct where *
                            "schemas are nested too deep, or name each other in a circle");
     }
     s->depth++;
-    rc = schema_spend(s, at, 16 * (1 + json_object_size(schema)));
+    rc = schema_spend(s, at, SCHEMA_PART_WORK * (1 + json_object_size(schema)));
     if (rc == 0) rc = schema_check_words(s, schema, at);
     json_array_append_new(all, plain_words(schema));
     if (rc == 0) rc = add_parts(s, schema, at, &all);

@@ -153,9 +153,7 @@ static int other_names(struct schema *s, const json_t *o, const char *pattern,
         dfa_free(d);
     else
         *ret = d;
-    return rc == -ERANGE && s->work <= SCHEMA_WORK_MAX
-               ? schema_fail(s, at, rc, "its names are too large (%d states)", DFA_STATES_MAX)
-               : rc;
+    return schema_too_large(s, at, rc, "its names are");
 }
 
 /* ---- members ---- */

@@ -97,13 +97,9 @@ static bool read_length(const json_t *o, const char *word, uint32_t *ret)
     return v;
 }
 
-static int too_large(const struct schema *s, int rc, const struct where *at)
+static int too_large(struct schema *s, int rc, const struct where *at)
 {
-    return rc == -ERANGE && s->work <= SCHEMA_WORK_MAX
-               ? schema_fail(s, at, rc,
-                             "the string's conditions together are too large (%d states)",
-                             DFA_STATES_MAX)
-               : rc;
+    return schema_too_large(s, at, rc, "the string's conditions together are");
 }
 
 /* d: what there was before (taken over; may be NULL), and `more` (taken over). */
@@ -120,14 +116,6 @@ static int both(struct dfa **d, struct dfa *more)
         p = more;
     *d = p;
     return rc;
-}
-
-/* An automaton of a node of characters; charged as if it were large. */
-static int spend_dfa(struct schema *s, gram_node n, const struct where *at, struct dfa **ret)
-{
-    const int rc = schema_spend(s, at, DFA_STATES_MAX);
-
-    return rc < 0 ? rc : dfa_of(s->b, n, ret);
 }
 
 int schema_pattern_dfa(struct schema *s, const char *pattern, const struct where *at,
@@ -147,7 +135,7 @@ int schema_pattern_dfa(struct schema *s, const char *pattern, const struct where
     if (!more) return -ENOMEM;
     s->dfa = more;
     rc = add_expression(s, pattern, true, at, &node);
-    if (rc == 0) rc = spend_dfa(s, node, at, &s->dfa[n]);
+    if (rc == 0) rc = dfa_of(s->b, node, &s->dfa[n]);
     if (rc < 0) return too_large(s, rc, at);
     *ret = s->dfa[n];
     if (json_object_set_new(s->patterns, pattern, json_integer((json_int_t)n)) == 0) return 0;
@@ -166,7 +154,7 @@ int schema_string_dfa(struct schema *s, const json_t *o, const struct where *at,
         gram_node n = GRAM_NONE;
         rc = expression_at(s, o, i, at, &n);
         if (rc < 0 || n == GRAM_NONE) break;
-        rc = spend_dfa(s, n, at, &more);
+        rc = dfa_of(s->b, n, &more);
         if (rc == 0) rc = both(&d, more);
     }
     if (rc == 0 && (low || high)) {

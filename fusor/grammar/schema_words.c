@@ -107,10 +107,15 @@ int schema_fail(const struct schema *s, const struct where *at, int code, const 
 
 int schema_spend(struct schema *s, const struct where *at, size_t work)
 {
-    s->work += work;
-    return s->work > SCHEMA_WORK_MAX
+    return gram_spend(s->b, work) < 0
                ? schema_fail(s, at, -ERANGE, "it takes too long to see what can meet it")
                : 0;
+}
+
+int schema_too_large(struct schema *s, const struct where *at, int rc, const char *what)
+{
+    if (rc != -ERANGE || schema_spend(s, at, 0) < 0) return rc;
+    return schema_fail(s, at, rc, "%s too large (%d states)", what, DFA_STATES_MAX);
 }
 
 static bool is_type(const json_t *v)

@@ -186,6 +186,11 @@ def test_what_cannot_be_is_refused_by_name():
     (call,) = chat(tools=tool(parameters=strange), tool_choice={"type": "function", "function": {"name": "f"}},
                    max_tokens=12)["choices"][0]["message"]["tool_calls"]
     assert call["function"]["name"] == "f", call
+    same = {"enum": list(range(1000))}
+    costly = {"type": "object", "properties": {"a": {"allOf": [same, same]}}}
+    many = [tool(name=f"f{i}", parameters=costly, strict=True)[0] for i in range(8)]
+    assert "takes too long" in refused("tools", tools=many)
+    refused("messages", tools=many[:2])  # whose schemas pass: the prompt is too long
     refused("messages[1].tool_call_id", messages=ASK + [{"role": "tool", "tool_call_id": "c9", "content": "x"}])
 
 

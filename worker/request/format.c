@@ -1,5 +1,4 @@
 /* The form that an answer must have, as a grammar over the model's tokens; on a helper thread. */
-#include "base/clock.h"
 #include "fusor/grammar/gbnf.h"
 #include "fusor/grammar/grammar.h"
 #include "fusor/grammar/regex.h"
@@ -9,9 +8,6 @@
 #include "worker/worker.h"
 
 #include <string.h>
-
-/* Chosen: as much as one hostile schema may take (schema.h), and usual ones take 35 to 201 us. */
-static const uint64_t TOOLS_NS_MAX = 200000000;
 
 static int add_choices(struct gram_builder *b, const json_t *v, gram_node *ret)
 {
@@ -57,18 +53,6 @@ static gram_node optional(struct gram_builder *b, const char *s)
     return gram_repeat(b, gram_str(b, s), 0, 1);
 }
 
-static bool can_say(const json_t *schema, struct err *err)
-{
-    struct gram_builder *own = NULL;
-    gram_node n = GRAM_NONE;
-    int rc = gram_builder_create(&own);
-
-    if (rc == 0) rc = gram_schema(own, schema, &n, err);
-    if (rc == 0) rc = gram_builder_status(own);
-    gram_builder_destroy(own);
-    return rc == 0;
-}
-
 /* The schema's objects; where a grammar cannot say it and the tool does not insist, any object. */
 static int add_arguments(struct gram_builder *b, const struct api_tool *t, gram_node *ret,
                          struct err *err)
@@ -79,9 +63,10 @@ static int add_arguments(struct gram_builder *b, const struct api_tool *t, gram_
         *ret = gram_str(b, "{}");
         return 0;
     }
-    if (can_say(t->parameters, &why)) return gram_schema(b, t->parameters, ret, err);
-    if (!t->strict) return gram_json_object(b, ret, err);
-    return err_set(err, why.code, "'%s': %s", t->name, why.msg);
+    const int rc = gram_schema(b, t->parameters, ret, &why);
+    if (rc == 0) return 0;
+    if (rc != -ENOMEM && !t->strict) return gram_json_object(b, ret, err);
+    return err_set(err, rc, "'%s': %s", t->name, why.msg);
 }
 
 /* One call to one tool, as the model's syntax has it, behind what opens it. */
@@ -139,16 +124,11 @@ static int add_tools(const struct worker *w, struct gram_builder *b, const struc
                      gram_node *ret, struct err *err)
 {
     gram_node *call = mem_alloc((t->n + 1) * sizeof *call);
-    const uint64_t start = clock_thread_ns();
     size_t n = 0;
     int rc = call ? 0 : -ENOMEM;
 
-    for (size_t i = 0; rc == 0 && i < t->n; i++) {
-        if (clock_thread_ns() - start > TOOLS_NS_MAX)
-            rc = err_set(err, -E2BIG, "the schemas of all tools together take too long to read");
-        else if (t->tool[i].callable)
-            rc = add_call(b, w->speech.calls, &t->tool[i], &call[n++], err);
-    }
+    for (size_t i = 0; rc == 0 && i < t->n; i++)
+        if (t->tool[i].callable) rc = add_call(b, w->speech.calls, &t->tool[i], &call[n++], err);
     if (rc == 0) *ret = add_calls(w, b, t, gram_alt(b, call, n));
     mem_free(call);
     return rc;

@@ -139,6 +139,80 @@ TEST(work_is_limited)
     gram_vocab_destroy(v);
 }
 
+/* {"allOf":[{"enum":[0, 1, …]}, the same]}: n * n comparisons. */
+static json_t *costly_schema(int n)
+{
+    json_t *one = json_object(), *values = json_array(), *all = json_array(), *s = json_object();
+
+    for (int i = 0; i < n; i++)
+        json_array_append_new(values, json_integer(i));
+    json_object_set_new(one, "enum", values);
+    json_array_append(all, one);
+    json_array_append_new(all, one);
+    json_object_set_new(s, "allOf", all);
+    return s;
+}
+
+/* Schemas of one builder share the work, and the room: those of one that fails is given back. */
+TEST(schemas_of_a_builder_share_a_limit)
+{
+    struct gram_vocab *v = kit_vocab(NULL);
+    struct gram_builder *b = builder();
+    json_t *costly = costly_schema(1000),
+           *large = json_pack("{s:i,s:s}", "minItems", 200000, "type", "array");
+    gram_node first = GRAM_NONE, next = GRAM_NONE;
+    struct gram *g = NULL;
+    struct err err;
+
+    ASSERT_OK(gram_schema(b, costly, &first, &err));
+    for (int i = 0; i < 3; i++) { /* each of them fills a builder */
+        ASSERT_ERR(gram_schema(b, large, &next, &err), -ERANGE);
+        ASSERT_TRUE(strstr(err.msg, "limit of size") && next == GRAM_NONE);
+        ASSERT_OK(gram_builder_status(b));
+    }
+    int rc = 0;
+    for (int i = 0; rc == 0 && i < 10; i++)
+        rc = gram_schema(b, costly, &next, &err);
+    ASSERT_ERR(rc, -ERANGE);
+    ASSERT_TRUE(strstr(err.msg, "takes too long"));
+    ASSERT_OK(gram_compile(b, GRAM_SEQ(b, first, gram_str(b, ";")), v, &g, &err));
+    ASSERT_EQ(kit_judge(g, "999;", 4), 1);
+    ASSERT_EQ(kit_judge(g, "1000", 4), -1);
+    gram_destroy(g);
+    gram_builder_destroy(b);
+    json_decref(costly);
+    json_decref(large);
+    gram_vocab_destroy(v);
+}
+
+/* Sets of characters that a schema brought go with it, the ones before it stay shared. */
+TEST(a_schema_that_fails_leaves_nothing_behind)
+{
+    static const char no[] =
+        "{\"prefixItems\":[{\"type\":\"string\",\"pattern\":\"^[a-f]+[0-7]*$\"},"
+        "{\"not\":{}}]}",
+                      yes[] = "{\"type\":\"string\",\"pattern\":\"^[a-f]+[0-7]*$\"}";
+    struct gram_vocab *v = kit_vocab(NULL);
+    json_t *bad = json_loads(no, 0, NULL), *good = json_loads(yes, 0, NULL);
+    struct gram_builder *b = builder();
+    gram_node first = GRAM_NONE, next = GRAM_NONE;
+    struct gram *g = NULL;
+    struct err err;
+
+    ASSERT_ERR(gram_schema(b, bad, &next, &err), -ENOTSUP);
+    ASSERT_OK(gram_schema(b, good, &first, &err));
+    ASSERT_ERR(gram_schema(b, bad, &next, &err), -ENOTSUP);
+    ASSERT_OK(gram_schema(b, good, &next, &err));
+    ASSERT_OK(gram_compile(b, GRAM_SEQ(b, first, next), v, &g, &err));
+    ASSERT_EQ(kit_judge(g, "\"abc07\"\"f\"", 10), 1);
+    ASSERT_EQ(kit_judge(g, "\"abc8", 5), -1);
+    gram_destroy(g);
+    gram_builder_destroy(b);
+    json_decref(bad);
+    json_decref(good);
+    gram_vocab_destroy(v);
+}
+
 /* Members in their order, white space within bounds. */
 TEST(texts_of_a_schema)
 {
