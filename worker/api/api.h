@@ -29,6 +29,8 @@ enum {
     API_TOOLS_MAX = 128, /* OpenAI's, as are the names */
     API_TOOL_NAME_MAX = 64,
     API_TOOL_BYTES_MAX = 1 << 18, /* of one definition, as compact JSON */
+    API_CALLS_MAX = 64, /* of one answer, which ends with the last; chosen: small models repeat
+                           themselves, and agents call a handful */
 };
 
 /* auto, full, prefix, reuse or blend: 1 found, 0 unknown. */

@@ -26,7 +26,7 @@ struct ans_how wk_answer_how(const struct worker *w, const struct api_req *r)
                             .thoughts = r->chat && r->thoughts_apart ? w->speech.thoughts : NULL,
                             .tool = r->tools.name,
                             .n_tool = r->tools.n_name,
-                            .max_calls = r->tools.one};
+                            .max_calls = r->tools.one ? 1 : API_CALLS_MAX};
 }
 
 bool wk_answer_is_parsed(const struct ans_how *how)

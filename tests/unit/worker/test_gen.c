@@ -253,3 +253,30 @@ TEST(an_end_token_is_counted_and_not_shown)
     kit_close(&k);
     tok_close(t);
 }
+
+/* A model that does not stop calling is stopped. */
+TEST(an_answer_has_so_many_calls)
+{
+    static const char call[] = "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>\n";
+    struct tok *t = open_tok();
+    size_t n = 0;
+    int stop = 0;
+    struct kit k;
+
+    kit_open(&k, t, true, false);
+    k.w.speech.calls = ans_syntax_named("hermes");
+    k.g.req.tools.choice = API_TOOLS_MUST;
+    k.g.how = wk_answer_how(&k.w, &k.g.req);
+    k.g.parsed = true;
+    ans_init(&k.c.said, &k.g.how);
+    for (; !stop && n < 2 * API_CALLS_MAX * (sizeof call - 1); n++)
+        stop = token(&k, call[n % (sizeof call - 1)]);
+    ASSERT_EQ(stop, 1);
+    ASSERT_EQ(k.c.said.n_call, API_CALLS_MAX);
+    ASSERT_TRUE(k.c.said.call[API_CALLS_MAX - 1].whole);
+    k.g.req.tools.one = true;
+    ASSERT_EQ(wk_answer_how(&k.w, &k.g.req).max_calls, 1);
+    ans_fini(&k.c.said);
+    kit_close(&k);
+    tok_close(t);
+}
