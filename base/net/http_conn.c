@@ -81,6 +81,7 @@ static void free_request(struct http_loop *l, struct http_req *r)
     if (!r) return;
     http_msg_fini(&r->msg);
     http_req_drop_body(r);
+    (void)http_req_charge(r, 0);
     mem_stock_give(&l->reqs, r);
 }
 

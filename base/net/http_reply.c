@@ -42,6 +42,16 @@ void http_req_drop_body(struct http_req *r)
     buf_fini(&r->body);
 }
 
+int http_req_charge(struct http_req *r, size_t beside_bytes)
+{
+    struct http_bounds *b = r->conn->server->lim.bounds;
+    const size_t before = r->beside_charged;
+    if (beside_bytes > before && !http_bounds_take(b, beside_bytes - before)) return -ENOSPC;
+    if (beside_bytes < before) http_bounds_give(b, before - beside_bytes);
+    r->beside_charged = beside_bytes;
+    return 0;
+}
+
 int http_req_replace_body(struct http_req *r, struct buf *body)
 {
     if (!http_bounds_take(r->conn->server->lim.bounds, body->len)) return -ENOSPC;

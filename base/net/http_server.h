@@ -60,7 +60,7 @@ struct http_req {
     /* The server's own. */
     struct http_conn *conn;
     struct buf body;
-    size_t body_charged; /* to the server's bounds */
+    size_t body_charged, beside_charged; /* to the server's bounds */
     uint64_t sized_left;
     bool seen; /* the handler knows it: on_close is due */
     bool started, ended, chunked, sized, no_body, over_mark;
@@ -70,6 +70,9 @@ void http_req_drop_body(struct http_req *r); /* free it early: from now on it is
 /* Another body in its place: takes it, and charges the server's bounds with it. -ENOSPC: they have
  * no room, and nothing changed. */
 int http_req_replace_body(struct http_req *r, struct buf *body);
+/* Charges the server's bounds with what the request holds beside its body, until it ends: so many
+ * bytes now, in place of those before. -ENOSPC: they have no room, and nothing changed. */
+int http_req_charge(struct http_req *r, size_t beside_bytes);
 
 /* Extra headers: "Name: value\r\n…" lines, each ended by CRLF; NULL = none. */
 int http_reply(struct http_req *r, int status, const char *content_type, const char *extra_headers,

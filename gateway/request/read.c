@@ -193,6 +193,16 @@ static void scan_begin(struct gw_req *q)
     scan_body(q, gw_scan_head, GW_SCAN_HEAD_INLINE_MAX, head_read);
 }
 
+/* The chat and a conversation that is kept are about as long as the body, and stand beside it. */
+enum { TRANSLATED_SHARE = 2 };
+
+static void refuse_memory(struct gw_req *q)
+{
+    gw_stats_add(GW_M_BODY_REFUSED, 1);
+    q->end = GW_END_SHED;
+    gw_answer_error(q, GW_E_SHED, NULL, "The server has no memory for the request now.");
+}
+
 static void translate(struct gw_scan *s)
 {
     gw_asked_translate(s->asked, s->body, s->len);
@@ -208,10 +218,9 @@ static void translated(struct gw_req *q)
         gw_answer_error(q, a->error, a->param[0] ? a->param : NULL, "%s", a->message);
     } else if (gw_told_create(a, &q->ans.told) < 0) {
         gw_answer_no_memory(q);
-    } else if (http_req_replace_body(q->http, &a->chat) < 0) {
-        gw_stats_add(GW_M_BODY_REFUSED, 1);
-        q->end = GW_END_SHED;
-        gw_answer_error(q, GW_E_SHED, NULL, "The server has no memory for the request now.");
+    } else if (http_req_charge(q->http, gw_asked_bytes(a)) < 0 ||
+               http_req_replace_body(q->http, &a->chat) < 0) {
+        refuse_memory(q);
     } else {
         scan_begin(q);
     }
@@ -229,6 +238,10 @@ static bool translates(struct gw_req *q)
     }
     if (q->scan.failed) return false;
     struct gw_asked *a;
+    if (http_req_charge(q->http, TRANSLATED_SHARE * q->scan.len) < 0) {
+        refuse_memory(q);
+        return true;
+    }
     if (gw_asked_create(route->dialect, &a) < 0) {
         gw_answer_no_memory(q);
         return true;

@@ -304,6 +304,11 @@ void gw_asked_translate(struct gw_asked *a, const char *body, size_t len)
     (void)snprintf(a->message, sizeof a->message, "Out of memory.");
 }
 
+size_t gw_asked_bytes(const struct gw_asked *a)
+{
+    return a->model.len + a->echo.len + a->messages.len;
+}
+
 void gw_asked_free(struct gw_asked *a)
 {
     if (!a) return;

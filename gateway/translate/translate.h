@@ -47,7 +47,8 @@ struct gw_asked {
 int gw_asked_create(enum gw_dialect d, struct gw_asked **ret);
 /* Never fails but as `failed` says; the body is borrowed for the call. */
 void gw_asked_translate(struct gw_asked *a, const char *body, size_t len);
-void gw_asked_free(struct gw_asked *a); /* accepts NULL */
+size_t gw_asked_bytes(const struct gw_asked *a); /* that it holds beside the chat */
+void gw_asked_free(struct gw_asked *a);          /* accepts NULL */
 
 struct gw_told;
 int gw_told_create(const struct gw_asked *a, struct gw_told **ret);

@@ -201,6 +201,23 @@ def test_one_budget_for_all_bodies():
         until("and of what was answered", lambda: used() == 0)
 
 
+def test_translated_bodies_are_charged():
+    """A body that becomes chat is held beside it, as is a conversation that is kept."""
+    with gateway(*KEYED, "--max-body", "1MiB", "--body-memory", "1MiB", stub=True) as g:
+        def send(path, kib, **fields):
+            turn = {"role": "user", "content": "x" * (kib << 10)}
+            return g.post(path, dict(fields, max_tokens=1) | {"input" if "responses" in path else "messages": [turn]},
+                          headers={"x-api-key": "right"})
+
+        assert send(CHAT, 400).status == 200
+        for path in "/v1/responses", "/v1/messages":
+            r = send(path, 400)
+            assert r.status == 503 and r.headers.get("retry-after"), (r.status, r.body)
+            assert send(path, 300).status == 200
+        assert g.metric("kvblend_gateway_bodies_refused_total") == 2
+        until("all is given back", lambda: g.metric("kvblend_gateway_body_bytes") == 0)
+
+
 def test_claims_take_nothing_from_others():
     """Heads that announce much and send nothing."""
     with gateway(*KEYED, "--max-body", "4MiB", "--body-memory", "4MiB", stub=True) as g:

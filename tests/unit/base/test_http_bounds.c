@@ -212,6 +212,47 @@ TEST(a_header_is_one_line)
 
 /* ---- one budget for the bodies of all servers ---- */
 
+struct charging {
+    struct fix *f;
+    struct http_bounds *b;
+};
+
+static void charge_held(void *arg)
+{
+    struct fix *f = ((struct charging *)arg)->f;
+    struct http_bounds *b = ((struct charging *)arg)->b;
+    ASSERT_ERR(http_req_charge(f->held, 901), -ENOSPC);
+    ASSERT_EQ(http_bounds_view(b).body_bytes, 100);
+    ASSERT_OK(http_req_charge(f->held, 900));
+    ASSERT_OK(http_req_charge(f->held, 50));
+    ASSERT_ERR(http_req_charge(f->held, 901), -ENOSPC);
+    http_req_drop_body(f->held);
+    ASSERT_EQ(http_bounds_view(b).body_bytes, 50); /* it lasts as long as the request */
+    (void)http_reply(f->held, 200, "text/plain", NULL, "", 0);
+}
+
+TEST(a_request_is_charged_with_what_it_holds_beside_its_body)
+{
+    struct http_bounds_opts o = {.body_memory_bytes = 1000};
+    struct http_limits lim = {.body_bytes_max = 1000};
+    struct buf body = BUF_INIT;
+    struct fix f;
+    ASSERT_OK(http_bounds_create(&o, &lim.bounds));
+    fix_init(&f, &lim);
+    int fd = dial(&f);
+    ASSERT_OK(buf_addf(&body, "POST /hold HTTP/1.1\r\n" H "Content-Length: 100\r\n\r\n%0100d", 0));
+    put(fd, body.data, body.len);
+    wait_for(&f, &f.n_requests, 1);
+    ASSERT_OK(http_loop_post(f.loop, charge_held, &(struct charging){&f, lim.bounds}));
+    ASSERT_TRUE(strncmp(get(fd, "\r\n\r\n"), "HTTP/1.1 200 ", 13) == 0);
+    wait_for(&f, &f.n_closed, 1);
+    close(fd);
+    buf_fini(&body);
+    fix_fini(&f);
+    ASSERT_EQ(http_bounds_view(lim.bounds).body_bytes, 0);
+    http_bounds_destroy(lim.bounds);
+}
+
 TEST(bodies_share_one_budget)
 {
     struct http_bounds_opts o = {.body_memory_bytes = 1000};
