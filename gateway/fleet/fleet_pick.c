@@ -194,6 +194,13 @@ static bool was_tried(const struct gw_want *w, unsigned index)
     return w->tried[index / 64] >> (index % 64) & 1;
 }
 
+/* Who names no model means the workers', ready or not, where there are any: a prompt leaves for an
+ * upstream by name, or where no worker knows the route. */
+static bool means_workers(const struct gw_fleet *f, const struct gw_want *w)
+{
+    return !w->model && !w->upstream_only && !w->upstream && !w->path && f->n_workers > 0;
+}
+
 static void look_at(struct gw_fleet *f, struct gw_target *t, const struct gw_want *w, uint64_t now,
                     struct search *s)
 {
@@ -201,6 +208,7 @@ static void look_at(struct gw_fleet *f, struct gw_target *t, const struct gw_wan
     if (t->retired || t->leaving || (t->worker ? w->upstream_only : w->worker_only)) return;
     if (w->upstream && (t->worker || strcmp(t->name, w->upstream) != 0)) return;
     if (w->path && !(t->up && gw_upstream_opens(t->up, w->path))) return;
+    if (!t->worker && means_workers(f, w)) return;
     enum fleet_serves serves = fleet_serves(f, t, w->model, &sent);
     if (serves == FLEET_NO) return;
     if (serves == FLEET_YES) s->known = true;

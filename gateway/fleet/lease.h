@@ -18,7 +18,7 @@ struct http_client;
 struct pol_shed_worker;
 
 struct gw_want {
-    const char *model; /* NULL: any */
+    const char *model; /* NULL: the workers', of any upstream where there is no worker */
     uint64_t affinity; /* hash of the prompt's beginning or prompt_cache_key; 0:
                                 none */
     uint64_t *text_id; /* of the prompt's chunks: seg_text_id() */

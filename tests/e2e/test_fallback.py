@@ -26,7 +26,7 @@ def site(up, *args, fields="models=big health=off", model="big", **kw):
 
 
 def served(g):
-    """Its worker is ready, too: until then whoever names no model gets the upstream."""
+    """Its worker is ready, too: until then nobody is refused anything for another to serve."""
     try:
         until("the worker is ready", lambda: [t["state"] for t in g.admin_get("/admin/targets")["targets"]
                                               if t["kind"] == "worker"] == ["ready"])

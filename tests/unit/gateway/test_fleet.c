@@ -450,7 +450,15 @@ TEST(an_alias_is_sent_under_its_name)
     ASSERT_TRUE(!l.model);
     gw_fleet_release(s.fleet, &l, GW_DONE_OK, 0);
     ASSERT_EQ(how(&s, "m"), GW_PICK_UNKNOWN_MODEL);
-    ASSERT_EQ(how(&s, NULL), GW_PICK_OK); /* a route without a model */
+    ASSERT_EQ(how(&s, NULL), GW_PICK_OK); /* no model */
+    unsigned i;
+    ASSERT_EQ(gw_fleet_add_worker(s.fleet, "127.0.0.1:1", true, &i), 0);
+    ASSERT_EQ(how(&s, NULL), GW_PICK_LOADING); /* which is the worker's now, ready or not */
+    struct gw_want other[] = {{.upstream_only = true}, {.upstream = "a"}};
+    for (i = 0; i < 2; i++) {
+        ASSERT_EQ(gw_fleet_pick(s.fleet, &other[i], &l, NULL), GW_PICK_OK);
+        gw_fleet_release(s.fleet, &l, GW_DONE_OK, 0);
+    }
     site_fini(&s);
 }
 
@@ -903,6 +911,7 @@ TEST(a_single_worker_judges_names_itself)
     ASSERT_STREQ(who(&s, "m"), s.stub[0].address);
     ASSERT_STREQ(who(&s, "default"), s.stub[0].address);
     ASSERT_STREQ(who(&s, "big"), "up");
+    ASSERT_STREQ(who(&s, NULL), s.stub[0].address);
     struct gw_want w = {.model = "m", .upstream_only = true}, u = {.worker_only = true};
     struct gw_lease l = {0};
     ASSERT_EQ(gw_fleet_pick(s.fleet, &w, &l, NULL), GW_PICK_UNKNOWN_MODEL);
