@@ -96,6 +96,26 @@ def test_allowed_tools_are_the_only_ones():
     check_call(d["choices"][0]["message"]["tool_calls"][0], "now")
 
 
+def test_a_free_answer_is_calls_or_has_the_form():
+    """Whichever the first token begins; a bias chooses it here."""
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    for begins, calls in (("{", False), ("<tool_call>", True)):
+        first = w.post("/tokenize", {"content": begins, "add_special": False}).json()["tokens"][0]
+        body = dict(tools=TOOLS, response_format=form, temperature=0, logit_bias={first: 100}, parallel_tool_calls=False)
+        m = chat(**body)["choices"][0]
+        (streamed,) = gathered(chat(stream=True, **body).events())
+        assert (m["finish_reason"], streamed["finish_reason"]) == ("tool_calls" if calls else "stop",) * 2, (m, streamed)
+        if calls:
+            check_call(m["message"]["tool_calls"][0])
+            assert m["message"]["content"] is None and streamed["content"] == "", m
+        else:
+            assert set(json.loads(m["message"]["content"])) == {"ok"} and "tool_calls" not in m["message"], m
+            assert streamed["content"] == m["message"]["content"], streamed
+    d = chat(tools=TOOLS, response_format=form, tool_choice="required", parallel_tool_calls=False)
+    check_call(d["choices"][0]["message"]["tool_calls"][0])
+
+
 def test_free_answers_are_content_and_none_ignores_tools():
     plain = chat(max_tokens=24)["choices"][0]["message"]["content"]
     c = chat(tools=TOOLS, tool_choice="none", max_tokens=24)["choices"][0]
@@ -180,7 +200,6 @@ def test_what_cannot_be_is_refused_by_name():
     refused("tool_choice", tools=tool(), tool_choice="always")
     refused("tool_choice", tools=tool(), tool_choice={"type": "function", "function": {"name": "g"}})
     refused("functions", functions=[{"name": "f"}])
-    refused("response_format", tools=tool(), response_format={"type": "json_object"})
     strange = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
     assert "uniqueItems" in refused("tools", tools=tool(parameters=strange, strict=True), tool_choice="required")
     (call,) = chat(tools=tool(parameters=strange), tool_choice={"type": "function", "function": {"name": "f"}},

@@ -155,7 +155,7 @@ int api_parse_messages(struct api_req *r, struct api_err *e);
 int api_parse_documents(struct api_req *r, struct api_err *e);
 int api_parse_kvblend(struct api_req *r, struct api_err *e);
 int api_parse_format(struct api_req *r, struct api_err *e);
-int api_parse_tools(struct api_req *r, struct api_err *e); /* and reasoning_format; after format */
+int api_parse_tools(struct api_req *r, struct api_err *e); /* and reasoning_format */
 /* Tool messages answer calls that were made. */
 int api_check_answers(const struct api_req *r, struct api_err *e);
 

@@ -224,11 +224,6 @@ int api_parse_tools(struct api_req *r, struct api_err *e)
     if (parallel && !json_is_boolean(parallel)) return wrong(e, "parallel_tool_calls", "a boolean");
     t->one = t->one || json_is_false(parallel);
     if (t->n == 0) t->choice = API_TOOLS_NONE;
-    if (t->choice != API_TOOLS_NONE && r->format.kind != API_FORMAT_NONE)
-        return api_err_set(e, API_UNSUPPORTED_PARAMETER, r->format.field,
-                           "Unsupported parameter: '%s' cannot be combined with 'tools' unless "
-                           "'tool_choice' is 'none'.",
-                           r->format.field);
     r->thoughts_apart = !name || strcmp(name, "none") != 0;
     if (format && (!name || (r->thoughts_apart && strcmp(name, "auto") != 0 &&
                              strcmp(name, "deepseek") != 0)))

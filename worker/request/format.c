@@ -4,6 +4,7 @@
 #include "fusor/grammar/regex.h"
 #include "fusor/grammar/run.h"
 #include "fusor/grammar/schema.h"
+#include "fusor/grammar/vocab.h"
 #include "worker/request/request.h"
 #include "worker/worker.h"
 
@@ -84,8 +85,9 @@ static int add_call(struct gram_builder *b, const struct ans_syntax *s, const st
 }
 
 /* Marks that are control tokens have no bytes that a grammar could ask for: the parser does without
- * a closing one, and further calls need the opening one. */
-static bool is_spelt(const struct worker *w, const char *mark)
+ * a closing one, and further calls need the opening one. *ret_id: where it is a single one, or -1.
+ */
+static bool is_spelt(const struct worker *w, const char *mark, int32_t *ret_id)
 {
     struct tok_ids ids = {0};
     const struct tok_piece p = {mark, strlen(mark), true};
@@ -94,19 +96,32 @@ static bool is_spelt(const struct worker *w, const char *mark)
 
     for (size_t i = 0; i < ids.n; i++)
         special = special || tok_is_special(w->tok, ids.id[i]);
+    *ret_id = special && ids.n == 1 ? ids.id[0] : -1;
     tok_ids_fini(&ids);
     return !special;
 }
 
+static bool may_form(const struct api_req *r)
+{
+    return r->format.kind != API_FORMAT_NONE && r->tools.choice != API_TOOLS_MUST;
+}
+
+static bool may_call(const struct api_tools *t)
+{
+    return t->choice != API_TOOLS_NONE && t->n_name > 0;
+}
+
 /* Behind what opens the first; in a text that is free each further one is opened anew. */
-static gram_node add_calls(const struct worker *w, struct gram_builder *b,
-                           const struct api_tools *t, gram_node call)
+static gram_node add_calls(const struct worker *w, struct gram_builder *b, const struct api_req *r,
+                           gram_node call)
 {
     const struct ans_syntax *s = w->speech.calls;
-    const gram_node close = s->close && is_spelt(w, s->close)
+    int32_t id;
+    const gram_node close = s->close && is_spelt(w, s->close, &id)
                                 ? GRAM_SEQ(b, optional(b, "\n"), gram_str(b, s->close))
                                 : gram_lit(b, "", 0);
-    const uint32_t more = t->one ? 0 : GRAM_NO_END;
+    const uint32_t more = r->tools.one ? 0 : GRAM_NO_END;
+    const bool free = r->tools.choice == API_TOOLS_AUTO && !may_form(r);
 
     if (s->list) {
         const gram_node next = GRAM_SEQ(b, gram_str(b, ", "), call);
@@ -115,42 +130,45 @@ static gram_node add_calls(const struct worker *w, struct gram_builder *b,
     }
     const gram_node one =
         GRAM_SEQ(b, s->after_name ? gram_lit(b, "", 0) : optional(b, "\n"), call, close);
-    if (s->bare || t->choice == API_TOOLS_AUTO || !is_spelt(w, s->open)) return one;
+    if (s->bare || free || !is_spelt(w, s->open, &id)) return one;
     const gram_node next = GRAM_SEQ(b, gram_str(b, "\n"), gram_str(b, s->open), one);
     return GRAM_SEQ(b, one, gram_repeat(b, next, 0, more));
 }
 
-static int add_tools(const struct worker *w, struct gram_builder *b, const struct api_tools *t,
+static int add_tools(const struct worker *w, struct gram_builder *b, const struct api_req *r,
                      gram_node *ret, struct err *err)
 {
+    const struct api_tools *t = &r->tools;
     gram_node *call = mem_alloc((t->n + 1) * sizeof *call);
     size_t n = 0;
     int rc = call ? 0 : -ENOMEM;
 
     for (size_t i = 0; rc == 0 && i < t->n; i++)
         if (t->tool[i].callable) rc = add_call(b, w->speech.calls, &t->tool[i], &call[n++], err);
-    if (rc == 0) *ret = add_calls(w, b, t, gram_alt(b, call, n));
+    if (rc == 0) *ret = add_calls(w, b, r, gram_alt(b, call, n));
     mem_free(call);
     return rc;
 }
 
-static int compile(const struct worker *w, const struct api_req *r, struct gram **ret,
-                   struct err *err)
+/* The form, or what opens a call instead where it is written as text. */
+static int add_form(const struct worker *w, struct gram_builder *b, const struct api_req *r,
+                    gram_node *ret, struct err *err)
 {
-    struct gram_builder *b = NULL;
-    gram_node start = GRAM_NONE;
-    int rc = gram_builder_create(&b);
+    const struct ans_syntax *s = w->speech.calls;
+    int rc = add_format(b, &r->format, ret, err);
+    gram_node calls = GRAM_NONE;
+    int32_t id;
 
-    if (rc == 0)
-        rc = r->format.kind != API_FORMAT_NONE ? add_format(b, &r->format, &start, err)
-                                               : add_tools(w, b, &r->tools, &start, err);
-    if (rc == 0) rc = gram_compile(b, start, w->vocab, ret, err);
-    gram_builder_destroy(b);
+    if (rc < 0 || !may_call(&r->tools)) return rc;
+    if (is_spelt(w, s->open, &id)) *ret = GRAM_ALT(b, *ret, gram_str(b, s->open));
+    if (!s->bare) return 0;
+    rc = add_tools(w, b, r, &calls, err);
+    *ret = GRAM_ALT(b, *ret, calls);
     return rc;
 }
 
 /* What the texts begin with is made here, so that a grammar that cannot run is refused at once. */
-static int start_run(struct wk_format *f, unsigned n_texts, struct err *err)
+static int start_run(struct wk_bound *f, unsigned n_texts, struct err *err)
 {
     const uint64_t *allowed;
     int rc = gram_run_create(f->gram, n_texts, &f->run);
@@ -162,11 +180,32 @@ static int start_run(struct wk_format *f, unsigned n_texts, struct err *err)
     return rc;
 }
 
+static void close_bound(struct wk_bound *f)
+{
+    gram_run_destroy(f->run);
+    gram_destroy(f->gram);
+    *f = (struct wk_bound){0};
+}
+
+static int open_bound(const struct worker *w, const struct api_req *r, bool form, unsigned n_texts,
+                      struct wk_bound *ret, struct err *err)
+{
+    struct gram_builder *b = NULL;
+    gram_node start = GRAM_NONE;
+    int rc = gram_builder_create(&b);
+
+    if (rc == 0) rc = (form ? add_form : add_tools)(w, b, r, &start, err);
+    if (rc == 0) rc = gram_compile(b, start, w->vocab, &ret->gram, err);
+    if (rc == 0) rc = start_run(ret, n_texts, err);
+    gram_builder_destroy(b);
+    if (rc < 0) close_bound(ret);
+    return rc;
+}
+
 /* Where prose may stand behind what opens a call, the model is left to itself. */
 static bool may_enforce(const struct worker *w, const struct api_tools *t)
 {
-    return t->choice == API_TOOLS_MUST ||
-           (t->choice == API_TOOLS_AUTO && !w->speech.calls->prose && t->n_name > 0);
+    return may_call(t) && (t->choice == API_TOOLS_MUST || !w->speech.calls->prose);
 }
 
 /* A call that a grammar cannot say is still a call where nobody asks for more. */
@@ -179,25 +218,41 @@ static bool insists(const struct api_tools *t)
     return strict;
 }
 
+/* The form may begin, or a call by its control token, which the form's grammar cannot say. */
+static int add_opening(const struct worker *w, struct wk_format *f)
+{
+    const size_t n = (gram_vocab_size(w->vocab) + 63) / 64;
+    const uint64_t *allowed;
+    int32_t id;
+
+    if (is_spelt(w, w->speech.calls->open, &id) || id < 0) return 0;
+    f->first = mem_alloc(n * sizeof *f->first);
+    if (!f->first || gram_run_allowed(f->form.run, 0, &allowed) < 0) return -ENOMEM;
+    memcpy(f->first, allowed, n * sizeof *allowed);
+    f->first[id / 64] |= 1ull << (id % 64);
+    return 0;
+}
+
 int wk_format_open(const struct worker *w, const struct api_req *r, unsigned n_texts,
                    struct wk_format *ret, struct api_err *e)
 {
-    const bool tools = r->format.kind == API_FORMAT_NONE;
-    const char *field = tools ? "tools" : r->format.field;
-    struct wk_format made = {0};
+    const bool form = may_form(r);
+    const char *field = form ? r->format.field : "tools";
+    struct wk_format made = {.must = r->tools.choice == API_TOOLS_MUST};
     struct err err = {0};
-    int rc;
+    int rc = form ? open_bound(w, r, true, n_texts, &made.form, &err) : 0;
 
-    if (tools && !may_enforce(w, &r->tools)) return 0;
-    rc = compile(w, r, &made.gram, &err);
-    if (rc == 0) rc = start_run(&made, n_texts, &err);
+    if (rc == 0 && may_enforce(w, &r->tools)) {
+        field = "tools";
+        rc = open_bound(w, r, false, n_texts, &made.calls, &err);
+        if (rc < 0 && rc != -ENOMEM && !insists(&r->tools)) rc = 0;
+    }
+    if (rc == 0 && form && may_call(&r->tools)) rc = add_opening(w, &made);
     if (rc == 0) {
-        made.lazy = tools && r->tools.choice == API_TOOLS_AUTO;
         *ret = made;
         return 0;
     }
     wk_format_close(&made);
-    if (rc != -ENOMEM && tools && !insists(&r->tools)) return 0;
     if (rc == -ENOMEM) return api_no_memory(e);
     return api_err_set(e, rc == -ENOTSUP ? API_UNSUPPORTED_PARAMETER : API_INVALID_VALUE, field,
                        "Invalid '%s': %s.", field, err.msg);
@@ -205,7 +260,8 @@ int wk_format_open(const struct worker *w, const struct api_req *r, unsigned n_t
 
 void wk_format_close(struct wk_format *f)
 {
-    gram_run_destroy(f->run);
-    gram_destroy(f->gram);
+    close_bound(&f->form);
+    close_bound(&f->calls);
+    mem_free(f->first);
     *f = (struct wk_format){0};
 }

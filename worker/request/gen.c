@@ -71,7 +71,7 @@ static bool open_choices(struct gen *g, struct gen_prompt *p)
     p->choice = mem_zalloc(g->req.n * sizeof *p->choice);
     for (unsigned k = 0; p->choice && k < g->req.n; k++) {
         ans_init(&p->choice[k].said, &how);
-        p->choice[k].bound = g->format.run && !g->format.lazy;
+        p->choice[k].bound = g->format.must ? g->format.calls.run : g->format.form.run;
     }
     return p->choice != NULL;
 }

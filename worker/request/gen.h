@@ -25,8 +25,8 @@ struct gen_choice {
     enum fus_finish finish;
     struct ans said; /* the text as far as it is safe, read; where gen.how asks for it */
     size_t n_read;
-    uint64_t n_thought; /* tokens */
-    bool bound;         /* engine only: the format holds for the next token */
+    uint64_t n_thought;     /* tokens */
+    struct gram_run *bound; /* engine only: what holds for the next token; NULL: nothing */
     struct tok_stream stream;
     uint64_t last_ns; /* engine only */
     /* loop only */

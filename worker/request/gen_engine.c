@@ -53,7 +53,7 @@ static bool looks(void *ctx, unsigned choice)
 {
     const struct gen_prompt *p = ctx;
 
-    return is_judged(p, choice) || p->g->format.run;
+    return is_judged(p, choice) || p->g->format.form.run || p->g->format.calls.run;
 }
 
 /* The choice's text in the format. */
@@ -67,8 +67,14 @@ static int on_logits(void *ctx, unsigned choice, const float *logits, const uint
     const struct gen_prompt *p = ctx;
 
     if (is_judged(p, choice)) wk_guard_logits(p->shadow, logits);
-    if (!p->choice[choice].bound) return 0;
-    return gram_run_allowed(p->g->format.run, text_of(p, choice), ret_allowed);
+    const struct wk_format *f = &p->g->format;
+    const struct gen_choice *c = &p->choice[choice];
+    if (!c->bound) return 0;
+    if (f->first && c->n_generated == 0) {
+        *ret_allowed = f->first;
+        return 0;
+    }
+    return gram_run_allowed(c->bound, text_of(p, choice), ret_allowed);
 }
 
 static bool waits(void *ctx)
@@ -198,24 +204,24 @@ static bool opens_call(const struct gen_choice *c)
     return ans_is_opened(&c->said) && c->n_read == c->text.len && c->stream.n_hold == 0;
 }
 
-/* 1: the answer is complete. */
+/* 1: the answer is complete. Behind a call that the model was free to make it is free again. */
 static int follow_format(const struct gen_prompt *p, struct gen_choice *c,
                          const struct fus_event_token *t)
 {
     const struct wk_format *f = &p->g->format;
-    int rc = 0;
+    const unsigned text = text_of(p, t->choice);
+    const bool calls = c->bound && c->bound == f->calls.run;
+    int rc;
 
-    if (c->bound) {
-        rc = gram_run_take(f->run, text_of(p, t->choice), t->picked.id);
-        if (rc == 1 && f->lazy) {
-            c->bound = false;
-            rc = 0;
-        }
-    } else if (f->lazy && opens_call(c)) {
-        gram_run_again(f->run, text_of(p, t->choice));
-        c->bound = true;
+    if (!calls && opens_call(c)) {
+        c->bound = f->calls.run;
+        if (c->bound) gram_run_again(c->bound, text);
+        return 0;
     }
-    return rc;
+    rc = c->bound ? gram_run_take(c->bound, text, t->picked.id) : 0;
+    if (rc != 1 || !calls || f->must || f->form.run) return rc;
+    c->bound = NULL;
+    return 0;
 }
 
 static int on_token(void *ctx, const struct fus_event_token *t)

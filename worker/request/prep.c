@@ -383,8 +383,9 @@ static bool ends_with(const struct buf *text, const char *end)
     return m > 0 && n >= m && memcmp(text->data + n - m, end, m) == 0;
 }
 
-/* An answer that must be a call begins with what opens one; for that the prompt's end must be
- * known. What the prompt ends with of a message's own is the sender's. */
+/* An answer that must be a call begins with what opens one, and one of a form with no thought; for
+ * that the prompt's end must be known. What the prompt ends with of a message's own is the
+ * sender's. */
 static int render(struct preparing *x)
 {
     const struct wk_prepare *q = x->q;
@@ -397,10 +398,12 @@ static int render(struct preparing *x)
     if (rc < 0 || q->r->continue_final) return rc;
     p->thinking = s->thoughts && ends_with(&p->chat.text, s->thoughts->open);
     p->calling = s->calls && ends_with(&p->chat.text, s->calls->open);
-    if (q->r->tools.choice != API_TOOLS_MUST || p->calling) return 0;
-    if (p->thinking) buf_addf(&lead, "\n%s\n\n", s->thoughts->close);
-    if (!s->calls->bare) buf_adds(&lead, s->calls->open);
-    p->calling = true;
+    const bool must = q->r->tools.choice == API_TOOLS_MUST && !p->calling;
+    const bool thought = p->thinking && (must || q->r->format.kind != API_FORMAT_NONE);
+    if (!must && !thought) return 0;
+    if (thought) buf_addf(&lead, "\n%s\n\n", s->thoughts->close);
+    if (must && !s->calls->bare) buf_adds(&lead, s->calls->open);
+    p->calling = p->calling || must;
     p->thinking = false;
     const char *text = buf_cstr(&lead);
     rc = text ? wk_render_chat(q->w, q->r, &d, text, &p->chat, q->e) : api_no_memory(q->e);

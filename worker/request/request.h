@@ -53,13 +53,19 @@ int wk_encode_chunk(const struct worker *w, const char *text, size_t len, int32_
                     uint32_t *ret_n);
 
 /* ---- format.c; any thread ---- */
-struct wk_format {
-    struct gram *gram; /* NULL: the answer may be any text */
+struct wk_bound { /* texts that are held to a grammar; all NULL: there is none */
+    struct gram *gram;
     struct gram_run *run;
-    bool lazy; /* it holds from where the model opens a call to that call's end */
 };
-/* What n_texts answers must be: of the form that is asked for, or calls of the tools.
- * What cannot be is refused by the field's name. */
+struct wk_format {
+    struct wk_bound form;  /* of the answer, from its beginning */
+    struct wk_bound calls; /* from where the model has opened a call to its end */
+    uint64_t *first;       /* tokens that the form begins with, and the one that opens a call
+                              instead; NULL: the form's alone */
+    bool must;             /* the answer begins with a call, which the prompt has opened */
+};
+/* What n_texts answers must be: of the form that is asked for, or calls of the tools, or one of
+ * both, as the model likes. What cannot be is refused by the field's name. */
 int wk_format_open(const struct worker *w, const struct api_req *r, unsigned n_texts,
                    struct wk_format *ret, struct api_err *e);
 void wk_format_close(struct wk_format *f);

@@ -21,11 +21,13 @@ void wk_speech_of(struct worker *w)
 struct ans_how wk_answer_how(const struct worker *w, const struct api_req *r)
 {
     const bool calls = r->chat && r->tools.choice != API_TOOLS_NONE;
+    /* What has the form of the answer is no call, where models open theirs. */
+    const bool bare = r->format.kind == API_FORMAT_NONE || w->speech.calls->bare;
 
     return (struct ans_how){.syntax = calls ? w->speech.calls : NULL,
                             .thoughts = r->chat && r->thoughts_apart ? w->speech.thoughts : NULL,
                             .tool = r->tools.name,
-                            .n_tool = r->tools.n_name,
+                            .n_tool = bare ? r->tools.n_name : 0,
                             .max_calls = r->tools.one ? 1 : API_CALLS_MAX};
 }
 

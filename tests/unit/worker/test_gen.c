@@ -280,3 +280,108 @@ TEST(an_answer_has_so_many_calls)
     kit_close(&k);
     tok_close(t);
 }
+
+/* ---- calls, or a form ---- */
+
+static void form_open(struct kit *k, struct tok *t, const struct ans_syntax *syntax,
+                      const char *choice)
+{
+    struct buf body = BUF_INIT;
+    struct api_err e;
+
+    kit_open(k, t, true, false);
+    ASSERT_OK(gram_vocab_of(t, tok_n_vocab(t), &k->w.vocab));
+    k->w.speech.calls = syntax;
+    buf_addf(&body,
+             "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"tool_choice\":%s,\"tools\":[{"
+             "\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"properties\":{"
+             "\"n\":{\"enum\":[7]}},\"required\":[\"n\"]}}}],\"guided_json\":{\"properties\":{"
+             "\"ok\":{\"type\":\"boolean\"}},\"required\":[\"ok\"]}}",
+             choice);
+    ASSERT_OK(api_parse(buf_cstr(&body), body.len, true,
+                        &(struct api_limits){.n_vocab = 300, .n_max = 1}, &k->g.req, &e));
+    buf_fini(&body);
+    k->g.how = wk_answer_how(&k->w, &k->g.req);
+    k->g.how.calling = k->g.req.tools.choice == API_TOOLS_MUST;
+    k->g.parsed = wk_answer_is_parsed(&k->g.how);
+    ASSERT_OK(wk_format_open(&k->w, &k->g.req, 1, &k->g.format, &e));
+    ans_init(&k->c.said, &k->g.how);
+    k->c.bound = k->g.format.must ? k->g.format.calls.run : k->g.format.form.run;
+}
+
+static void form_close(struct kit *k)
+{
+    wk_format_close(&k->g.format);
+    gram_vocab_destroy(k->w.vocab);
+    ans_fini(&k->c.said);
+    api_req_fini(&k->g.req);
+    kit_close(k);
+}
+
+/* -1: the token may not come; else what on_token() says. */
+static int write_token(struct kit *k, int32_t id)
+{
+    const struct fus_event_token t = {.picked = {.id = id, .logprob = -1}};
+    const uint64_t *allowed = NULL;
+
+    ASSERT_OK(on_logits(&k->p, 0, NULL, &allowed));
+    return allowed && !(allowed[id / 64] >> (id % 64) & 1) ? -1 : on_token(&k->p, &t);
+}
+
+/* Of the last byte, or of the one that may not come. */
+static int write_text(struct kit *k, const char *text)
+{
+    int rc = 0;
+
+    for (size_t i = 0; text[i] && rc == 0; i++)
+        rc = write_token(k, BYTE0 + (unsigned char)text[i]);
+    return rc;
+}
+
+TEST(a_free_answer_is_calls_or_has_the_form)
+{
+    static const struct ans_syntax control = {
+        .name = "control", .args = "arguments", .open = "<|im_start|>"};
+    const struct ans_syntax *const syntax[] = {ans_syntax_named("hermes"), &control,
+                                               ans_syntax_named("llama3")};
+    struct tok *t = open_tok();
+    struct kit k;
+
+    for (int i = 0; i < 3; i++) {
+        char call[80];
+        (void)snprintf(call, sizeof call, "{\"name\": \"f\", \"%s\": {\"n\":7}}", syntax[i]->args);
+        const bool opens = i < 2, spelt = i == 0;
+        form_open(&k, t, syntax[i], "\"auto\"");
+        ASSERT_EQ(write_text(&k, "{\"ok\":true}"), 1);
+        ASSERT_STREQ(buf_cstr(&k.c.said.content), "{\"ok\":true}");
+        form_close(&k);
+
+        form_open(&k, t, syntax[i], "\"auto\""); /* no other text, nor a call that nothing opens */
+        ASSERT_EQ(write_text(&k, "Yes"), -1);
+        ASSERT_EQ(write_text(&k, "{\"n"), opens ? -1 : 0);
+        form_close(&k);
+
+        form_open(&k, t, syntax[i], "\"auto\"");
+        if (spelt) ASSERT_EQ(write_text(&k, "<tool_call>"), 0);
+        if (opens && !spelt) ASSERT_EQ(write_token(&k, 1), 0);
+        ASSERT_EQ(write_text(&k, call), spelt ? 0 : 1);
+        if (spelt) {
+            ASSERT_EQ(write_text(&k, "</tool_call>\n<tool_call>"), 0); /* and another one */
+            ASSERT_EQ(write_text(&k, "{\"ok"), -1);
+        }
+        ASSERT_EQ(k.c.said.n_call, 1);
+        ASSERT_STREQ(buf_cstr(&k.c.said.call[0].args), "{\"n\":7}");
+        ASSERT_EQ(k.c.said.content.len, 0);
+        form_close(&k);
+
+        form_open(&k, t, syntax[i], "\"none\"");
+        ASSERT_EQ(write_token(&k, 1), -1);
+        ASSERT_EQ(write_text(&k, "{\"name"), -1);
+        form_close(&k);
+
+        form_open(&k, t, syntax[i], "\"required\"");
+        ASSERT_EQ(write_text(&k, "{\"ok"), -1);
+        form_close(&k);
+    }
+    tok_close(t);
+}

@@ -636,6 +636,9 @@ TEST(a_call_that_must_be_is_opened_by_the_prompt)
     must(&k, "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}");
     ASSERT_STREQ(buf_cstr(&k.p.chat.text), "x<think>\n0<think>\n");
     ASSERT_TRUE(!k.p.calling && k.p.thinking);
+    must(&k, "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"guided_regex\":\"a\"}");
+    ASSERT_STREQ(buf_cstr(&k.p.chat.text), "x<think>\n0<think>\n\n</think>\n\n");
+    ASSERT_TRUE(!k.p.calling && !k.p.thinking); /* the form is the answer's, not a thought's */
     kit_close(&k);
     mem_free(body);
 }
