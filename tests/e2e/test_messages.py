@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
 """POST /v1/messages and /v1/messages/count_tokens: carried over chat to a real worker and to upstreams, relayed as they
-are where an upstream speaks them. The official client is one of those who ask, where it is installed.
+are where an upstream speaks them. The official client is one of those who ask, where this Python or
+$KVBLEND_FRAMEWORKS_PYTHON has it.
 """
 import json
 import os
 
-from harness import KVBLEND, ROOT, WORKER, Missing, gateway, main, need, proxy, real_model
+from harness import KVBLEND, ROOT, WORKER, Missing, gateway, main, need, other_python, proxy, real_model
 from test_responses import calls_weather, chunk, sse
 from upstream import Upstream
 
 try:
     import anthropic
 except ImportError:
+    other_python("KVBLEND_FRAMEWORKS_PYTHON")
     anthropic = None
 
 need(KVBLEND, WORKER)
