@@ -338,6 +338,23 @@ int kn_swiglu(struct kn_stream *st, const float *gate_up, size_t ldg, size_t m, 
     return m && F ? stream_ops(st)->row->swiglu(st, gate_up, ldg, m, F, out, ldo) : 0;
 }
 
+int kn_layernorm(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t D,
+                 const float *weight, const float *bias, float eps, float *out, size_t ldo)
+{
+    const struct kn_row_ops *row = stream_ops(st)->row;
+    if (ldx < D || ldo < D || D == 0) return -EINVAL;
+    if (!row->layernorm) return -ENOTSUP;
+    return m ? row->layernorm(st, x, ldx, m, D, weight, bias, eps, out, ldo) : 0;
+}
+
+int kn_gelu(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t n)
+{
+    const struct kn_row_ops *row = stream_ops(st)->row;
+    if (ldx < n) return -EINVAL;
+    if (!row->gelu) return -ENOTSUP;
+    return m && n ? row->gelu(st, x, ldx, m, n) : 0;
+}
+
 int kn_rope(struct kn_stream *st, const struct kn_rope *r, float *x, size_t ldx, size_t m,
             size_t heads, const int32_t *pos)
 {

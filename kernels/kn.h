@@ -257,6 +257,13 @@ int kn_rmsnorm(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_
 /* The same per head of K: x [m, heads, K] in place (Qwen3's QK norm). */
 int kn_rmsnorm_heads(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t heads, size_t K,
                      const float *weight, float eps);
+/* out[i] = (x[i] - mean) / sqrt(variance + eps) * weight + bias, each over the row (variance: of
+ * all D values); rows of D; out may be x. On the CPU; elsewhere -ENOTSUP, as is the next. */
+int kn_layernorm(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t D,
+                 const float *weight, const float *bias /* [D] or NULL */, float eps, float *out,
+                 size_t ldo);
+/* x [m, n] in place: x * Phi(x), the standard normal's distribution function (GELU by erf). */
+int kn_gelu(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t n);
 /* gate_up [m, 2F] (gate first) -> out [m, F] = silu(gate) * up. */
 int kn_swiglu(struct kn_stream *st, const float *gate_up, size_t ldg, size_t m, size_t F,
               float *out, size_t ldo);

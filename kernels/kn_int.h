@@ -42,6 +42,8 @@ struct kn_row_ops {
     typeof(kn_rmsnorm) *rmsnorm;
     typeof(kn_rmsnorm_heads) *rmsnorm_heads;
     typeof(kn_swiglu) *swiglu;
+    typeof(kn_layernorm) *layernorm; /* NULL on a GPU, with the next: -ENOTSUP */
+    typeof(kn_gelu) *gelu;
     typeof(kn_rope) *rope;
     typeof(kn_kv_put) *kv_put;
     typeof(kn_kv_load) *kv_load;

@@ -42,6 +42,7 @@ static int enc_fragment(struct enc *e, const uint8_t *s, size_t len, size_t base
 {
     const struct tok *t = e->t;
     if (len == 0) return 0;
+    if (t->kind == TOK_WORDPIECE) return tok_wordpiece(t, s, len, base, e->out);
     bool prefix = t->prefix == TOK_PREFIX_ALWAYS || (t->prefix == TOK_PREFIX_FIRST && base == 0);
     size_t from = e->out->n;
     int changed = tok_normalise(t, s, len, prefix, &e->norm);
@@ -285,6 +286,17 @@ static int stream_byte(struct tok_stream *s, unsigned char c, struct buf *out)
     return alone ? 0 : stream_byte(s, c, out); /* at most once: nothing is held any more */
 }
 
+/* Words of a WordPiece vocabulary, which has no spaces, are apart; what continues one is not. */
+static int stream_word(const struct tok *t, const struct tok_stream *s, const char **p, size_t *len,
+                       struct buf *out)
+{
+    const size_t n = strlen(t->bert.prefix);
+    if (*len < n || memcmp(*p, t->bert.prefix, n) != 0) return s->started ? buf_addc(out, ' ') : 0;
+    *p += n;
+    *len -= n;
+    return 0;
+}
+
 int tok_stream_push(const struct tok *t, struct tok_stream *s, int32_t id, struct buf *out)
 {
     const char *p;
@@ -295,6 +307,7 @@ int tok_stream_push(const struct tok *t, struct tok_stream *s, int32_t id, struc
         p++;
         len--;
     }
+    if (t->kind == TOK_WORDPIECE) r = stream_word(t, s, &p, &len, out);
     s->started = true;
     for (size_t i = 0; r == 0 && i < len; i++)
         r = stream_byte(s, (unsigned char)p[i], out);

@@ -579,20 +579,18 @@ static void fingerprint(struct tok *t)
         sum[1] += h.high64;
     }
     (void)XXH3_128bits_update(&st, sum, sizeof sum);
+    if (t->kind == TOK_WORDPIECE) (void)XXH3_128bits_update(&st, &t->bert, sizeof t->bert);
     XXH128_hash_t h = XXH3_128bits_digest(&st);
     t->fingerprint[0] = h.low64;
     t->fingerprint[1] = h.high64;
 }
 
-int tok_finish(struct tok *t)
+/* Which tokens a look-up of their text may stand for: those that it alone merges into. */
+static int find_whole(struct tok *t)
 {
-    if (!t->pair) {
-        int r = pairs_grow(t);
-        if (r < 0) return r;
-    }
     struct tok_ids out = {0};
     struct tok_work w = {.out = &out};
-    int r = index_added(t);
+    int r = t->pair ? 0 : pairs_grow(t);
     for (size_t i = 0; r == 0 && i < t->n_vocab; i++) {
         struct tok_entry *e = &t->e[i];
         if (!mergeable(e)) continue;
@@ -602,6 +600,13 @@ int tok_finish(struct tok *t)
     }
     tok_work_fini(&w);
     tok_ids_fini(&out);
+    return r;
+}
+
+int tok_finish(struct tok *t)
+{
+    int r = index_added(t);
+    if (r == 0 && t->kind != TOK_WORDPIECE) r = find_whole(t);
     if (r == 0) fingerprint(t);
     return r;
 }

@@ -11,9 +11,13 @@
 #include "fusor/text/tok_load.h"
 
 #include <jansson.h>
+#include <stdio.h>
 #include <string.h>
 
-enum { FILE_MAX = 256 << 20 }; /* chosen: ten times the largest tokenizer.json known */
+enum {
+    FILE_MAX = 256 << 20, /* chosen: ten times the largest tokenizer.json known */
+    WORD_MAX = 1 << 12    /* letters of a word; published: 100. The time of a word is its square */
+};
 #define SPM_SPACE "\xE2\x96\x81"
 
 struct hf {
@@ -200,6 +204,7 @@ static int set_token(struct hf *h, size_t id, const char *text, size_t len)
         bool byte = tok_is_byte_name(text, len, &b);
         return tok_set_spm(t, id, text, len, byte ? TOK_T_BYTE : TOK_T_NORMAL);
     }
+    if (h->kind == TOK_WORDPIECE) return tok_set(t, id, text, len, TOK_T_NORMAL);
     return tok_set_printable(t, id, text, len, TOK_T_NORMAL, TOK_T_UNUSED);
 }
 
@@ -302,6 +307,16 @@ static int32_t named(const struct hf *h, const char *key)
     return s && *s ? id_of_text(h, s) : -1;
 }
 
+/* The older form of a template: "cls" before the text, "sep" behind it, each [text, id]. */
+static int read_ends_of_pair(struct hf *h, const json_t *o)
+{
+    struct tok *t = h->t;
+    t->bos = id_in_vocab(t, json_array_get(json_object_get(o, "cls"), 1));
+    t->eos = id_in_vocab(t, json_array_get(json_object_get(o, "sep"), 1));
+    t->add_bos = t->add_eos = true;
+    return t->bos < 0 || t->eos < 0 ? -EBADMSG : 0;
+}
+
 static int read_post_processor(struct hf *h)
 {
     const json_t *all = json_object_get(h->root, "post_processor");
@@ -309,6 +324,10 @@ static int read_post_processor(struct hf *h)
     for (size_t i = 0; i < n_steps(all, "processors"); i++) {
         const json_t *o = step(all, "processors", i);
         if (is_type(o, "ByteLevel")) continue; /* trims offsets only */
+        if (is_type(o, "BertProcessing") || is_type(o, "RobertaProcessing")) {
+            if (read_ends_of_pair(h, o) < 0) return unknown(h, "post_processor", o);
+            continue;
+        }
         if (!is_type(o, "TemplateProcessing")) return unknown(h, "post_processor", o);
         const json_t *single = json_object_get(o, "single");
         size_t n = json_array_size(single), n_text = 0;
@@ -418,9 +437,50 @@ static int check_model(struct hf *h, const json_t *model)
     return 0;
 }
 
+/* BertNormalizer, BertPreTokenizer and WordPiece go together. */
+static int build_wordpiece(struct hf *h, json_t *model)
+{
+    const json_t *n = json_object_get(h->root, "normalizer"),
+                 *pre = json_object_get(h->root, "pre_tokenizer"),
+                 *strip = json_object_get(n, "strip_accents"),
+                 *most = json_object_get(model, "max_input_chars_per_word");
+    const char *prefix = str(model, "continuing_subword_prefix");
+    struct tok_bert b = {.clean = flag(n, "clean_text", true),
+                         .ideographs = flag(n, "handle_chinese_chars", true),
+                         .lower = flag(n, "lowercase", true),
+                         .word_max = 100};
+    if (!is_type(n, "BertNormalizer")) return unknown(h, "normalizer", n);
+    if (!is_type(pre, "BertPreTokenizer")) return unknown(h, "pre_tokenizer", pre);
+    if (strip && !json_is_null(strip) && !json_is_boolean(strip))
+        return unknown(h, "normalizer", n);
+    b.strip = json_is_boolean(strip) ? json_is_true(strip) : b.lower;
+    if (json_is_integer(most) && json_integer_value(most) > 0 &&
+        json_integer_value(most) <= WORD_MAX)
+        b.word_max = (uint32_t)json_integer_value(most);
+    else if (most)
+        return err_set(h->err, -EBADMSG, "tokenizer.json: max_input_chars_per_word is not 1 to %d",
+                       WORD_MAX);
+    if (!*prefix || strlen(prefix) >= sizeof b.prefix)
+        return err_set(h->err, -ENOTSUP,
+                       "tokenizer.json: a continuing_subword_prefix of %zu bytes is not supported",
+                       strlen(prefix));
+    (void)snprintf(b.prefix, sizeof b.prefix, "%s", prefix);
+    h->kind = TOK_WORDPIECE;
+    int r = set_vocab(h, json_object_get(model, "vocab"), json_object_get(h->root, "added_tokens"));
+    if (r < 0) return r;
+    h->t->bert = b;
+    h->t->unk = id_of_text(h, str(model, "unk_token"));
+    if (h->t->unk < 0)
+        return err_set(h->err, -EBADMSG, "tokenizer.json: the vocabulary has no unk_token");
+    r = read_specials(h);
+    if (r == 0) r = tok_index(h->t);
+    return r < 0 ? r : tok_finish(h->t);
+}
+
 static int build(struct hf *h)
 {
     json_t *model = json_object_get(h->root, "model");
+    if (is_type(model, "WordPiece")) return build_wordpiece(h, model);
     int r = read_normalizer(h);
     if (r == 0) r = read_pre_tokenizer(h);
     if (r == 0) r = check_model(h, model);

@@ -6,7 +6,7 @@
 #include "base/buf.h"
 #include "fusor/text/tok.h"
 
-enum tok_kind { TOK_BYTE_LEVEL, TOK_SPM };
+enum tok_kind { TOK_BYTE_LEVEL, TOK_SPM, TOK_WORDPIECE };
 enum tok_pre { /* how text is cut before merging; names in tok_scan.c */
                TOK_PRE_GPT2,
                TOK_PRE_DIGITS_GPT2, /* every digit alone, then GPT-2's rule (SmolLM, StarCoder) */
@@ -48,6 +48,11 @@ struct tok_pair { /* (left, right) → merged */
     uint32_t rank;
     int32_t id;
 };
+struct tok_bert { /* TOK_WORDPIECE: how text is made plain, and words are cut */
+    bool clean, ideographs, strip, lower; /* BertNormalizer's settings */
+    uint32_t word_max;                    /* letters; a longer word is unknown */
+    char prefix[16];                      /* of a token that continues a word: "##" */
+};
 struct tok {
     enum tok_kind kind;
     enum tok_pre pre;
@@ -75,6 +80,7 @@ struct tok {
     uint32_t first[257]; /* added[first[b] .. first[b + 1]) start with byte b */
     bool user_byte[256]; /* some user-defined token starts with this byte */
     bool has_user;
+    struct tok_bert bert;
     char *chat_template; /* or NULL */
     uint64_t fingerprint[2];
 };
@@ -98,6 +104,9 @@ int tok_word(const struct tok *t, struct tok_work *w, const uint8_t *s, size_t l
 void tok_work_fini(struct tok_work *w);
 int tok_push(struct tok_ids *out, int32_t id, size_t begin, size_t end);
 
+/* tok_wordpiece.c: a stretch of text of a TOK_WORDPIECE; `base` is its offset. 0 or -ENOMEM. */
+int tok_wordpiece(const struct tok *t, const uint8_t *s, size_t len, size_t base,
+                  struct tok_ids *out);
 /* tok_scan.c: the end of the pre-token that starts at p < n. */
 size_t tok_scan(enum tok_pre pre, const uint8_t *s, size_t n, size_t p);
 /* tok_norm.c: the text as the model wants it, and the way back to source offsets. */

@@ -69,6 +69,52 @@ bool uni_printable(uint32_t cp)
     return c != UTF8PROC_CATEGORY_CN && c < UTF8PROC_CATEGORY_ZS;
 }
 
+unsigned uni_encode(uint32_t cp, uint8_t ret[4])
+{
+    return (unsigned)utf8proc_encode_char((int32_t)cp, ret);
+}
+
+enum uni_kind uni_kind(uint32_t cp)
+{
+    if (cp < 0x80) {
+        if (cp == ' ' || cp == '\t' || cp == '\n' || cp == '\r') return UNI_SPACE;
+        if (cp < ' ' || cp == 0x7F) return UNI_CONTROL;
+        const uint32_t small = cp | 0x20;
+        return (cp >= '0' && cp <= '9') || (small >= 'a' && small <= 'z') ? UNI_OTHER
+                                                                          : UNI_PUNCTUATION;
+    }
+    const utf8proc_category_t c = utf8proc_category((int32_t)cp);
+    if (c >= UTF8PROC_CATEGORY_ZS && c <= UTF8PROC_CATEGORY_ZP) return UNI_SPACE;
+    if (c == UTF8PROC_CATEGORY_CC || c == UTF8PROC_CATEGORY_CF || c == UTF8PROC_CATEGORY_CO)
+        return UNI_CONTROL;
+    if (c >= UTF8PROC_CATEGORY_PC && c <= UTF8PROC_CATEGORY_PO) return UNI_PUNCTUATION;
+    return c == UTF8PROC_CATEGORY_MN ? UNI_MARK : UNI_OTHER;
+}
+
+unsigned uni_lower(uint32_t cp, uint32_t ret[2])
+{
+    ret[0] = cp == 0x130 ? 'i' : (uint32_t)utf8proc_tolower((int32_t)cp);
+    ret[1] = 0x307; /* of the one letter that becomes two: a capital I with its dot */
+    return cp == 0x130 ? 2 : 1;
+}
+
+unsigned uni_decompose(uint32_t cp, uint32_t ret[UNI_PARTS])
+{
+    ret[0] = cp;
+    if (cp < 0xC0) return 1;
+    int32_t part[UNI_PARTS];
+    const ssize_t n = utf8proc_decompose_char((int32_t)cp, part, UNI_PARTS,
+                                              UTF8PROC_STABLE | UTF8PROC_DECOMPOSE, NULL);
+    for (ssize_t i = 0; i < n && i < UNI_PARTS; i++)
+        ret[i] = (uint32_t)part[i];
+    return n > 0 && n <= UNI_PARTS ? (unsigned)n : 1;
+}
+
+uint8_t uni_order(uint32_t cp)
+{
+    return cp < 0x300 ? 0 : (uint8_t)utf8proc_get_property((int32_t)cp)->combining_class;
+}
+
 /* A bit for each character that NFC may change, join to the one before, or move. Unicode has none
  * of them from U+30000 on. Asking utf8proc each time made Hindi a fifth slower. */
 enum { UNSTABLE_END = 0x30000 };

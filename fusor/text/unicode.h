@@ -24,6 +24,16 @@ enum uni_case { UNI_UPPER, UNI_LOWER, UNI_TITLE };
 unsigned uni_case(uint32_t cp, enum uni_case to, uint8_t ret[4]);
 bool uni_printable(uint32_t cp);
 
+unsigned uni_encode(uint32_t cp, uint8_t ret[4]); /* UTF-8 of a character; its length in bytes */
+/* What encoders' tokenizers ask of a character. CONTROL: Cc (but tab, line
+ * feed and carriage return, which are SPACE), Cf, Co. */
+enum uni_kind { UNI_OTHER, UNI_SPACE, UNI_CONTROL, UNI_MARK /* Mn */, UNI_PUNCTUATION };
+enum uni_kind uni_kind(uint32_t cp);
+unsigned uni_lower(uint32_t cp, uint32_t ret[2]); /* full mapping, without context; how many */
+enum { UNI_PARTS = 4 };
+unsigned uni_decompose(uint32_t cp, uint32_t ret[UNI_PARTS]); /* canonically, to the end */
+uint8_t uni_order(uint32_t cp);                               /* canonical combining class */
+
 /* NFC. uni_stable() bytes from the start need no change (the cut is before a starter that nothing
  * follows up on). uni_unstable_len() is the length of the stretch at s, at least one character,
  * that has to be normalised as a whole; never more than UNI_NFC_MAX characters, which only a heap

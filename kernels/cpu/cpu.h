@@ -80,6 +80,8 @@ struct kn_simd {
     struct kn_attn_ops attn; /* f32 pages */
     void (*rmsnorm)(const float *x, size_t D, const float *w, float eps, float *out);
     void (*swiglu)(const float *gate, const float *up, size_t F, float *out);
+    void (*layernorm)(const float *x, size_t n, const float *w, const float *b, float e, float *to);
+    void (*gelu)(float *x, size_t n);
     void (*rope)(float *x, size_t half, const float *cos, const float *sin, float mscale);
     float (*sqdist)(const float *a, const float *b, size_t n);
     struct kn_formats stored;

@@ -28,6 +28,21 @@ static int rmsnorm_heads(struct kn_stream *st, float *x, size_t ldx, size_t m, s
     return 0;
 }
 
+static int layernorm(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t D,
+                     const float *weight, const float *bias, float eps, float *out, size_t ldo)
+{
+    for (size_t i = 0; i < m; i++)
+        st->dev->simd->layernorm(x + i * ldx, D, weight, bias, eps, out + i * ldo);
+    return 0;
+}
+
+static int gelu(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t n)
+{
+    for (size_t i = 0; i < m; i++)
+        st->dev->simd->gelu(x + i * ldx, n);
+    return 0;
+}
+
 struct swiglu_par {
     const float *gate_up;
     size_t ldg, m, F;
@@ -469,6 +484,8 @@ const struct kn_row_ops kn_cpu_row_ops = {
     .rmsnorm = rmsnorm,
     .rmsnorm_heads = rmsnorm_heads,
     .swiglu = swiglu,
+    .layernorm = layernorm,
+    .gelu = gelu,
     .rope = rotate,
     .kv_put = kv_put,
     .kv_load = kv_load,

@@ -28,6 +28,63 @@ static void rmsnorm(const float *x, size_t D, const float *w, float eps, float *
                   D - i);
 }
 
+/* A part of a row: whole vectors, and what is left of them. */
+VF_INLINE vf part(const float *x, size_t n)
+{
+    return n >= VL ? vf_load(x) : vf_loadn(x, n);
+}
+
+VF_INLINE void put_part(float *x, vf v, size_t n)
+{
+    if (n >= VL)
+        vf_store(x, v);
+    else
+        vf_storen(x, v, n);
+}
+
+/* The variance is that of the differences, a pass of its own: x^2 - mean^2 cancels. */
+static void layernorm(const float *x, size_t D, const float *w, const float *b, float eps,
+                      float *out)
+{
+    vf s = vf_set1(0), q = vf_set1(0);
+    for (size_t i = 0; i < D; i += VL)
+        s = vf_add(s, part(x + i, D - i));
+    const vf mean = vf_set1(vf_hsum(s) / (float)D);
+    for (size_t i = 0; i < D; i += VL) {
+        vf d = vf_sub(part(x + i, D - i), mean);
+        if (D - i < VL) d = vf_below(d, vf_set1(0), (int)(D - i));
+        q = vf_fma(d, d, q);
+    }
+    const vf inv = vf_set1(1.0f / sqrtf(vf_hsum(q) / (float)D + eps));
+    for (size_t i = 0; i < D; i += VL) {
+        vf v = vf_mul(vf_sub(part(x + i, D - i), mean), inv);
+        v = vf_mul(v, part(w + i, D - i));
+        put_part(out + i, b ? vf_add(v, part(b + i, D - i)) : v, D - i);
+    }
+}
+
+/* x * Phi(x) = max(x, 0) - |x| * Q(|x|). Q, the upper tail, by Abramowitz and Stegun 7.1.26 for
+ * erfc(|x| / sqrt 2) / 2: at most 7.5e-8 from it. */
+VF_INLINE vf gelu_of(vf x)
+{
+    const vf zero = vf_set1(0.0f), a = vf_max(x, vf_sub(zero, x));
+    const vf z = vf_mul(a, vf_set1(0.70710678118654752f));
+    const vf t = vf_div(vf_set1(1.0f), vf_fma(z, vf_set1(0.3275911f), vf_set1(1.0f)));
+    vf p = vf_set1(0.5f * 1.061405429f);
+    p = vf_fma(p, t, vf_set1(0.5f * -1.453152027f));
+    p = vf_fma(p, t, vf_set1(0.5f * 1.421413741f));
+    p = vf_fma(p, t, vf_set1(0.5f * -0.284496736f));
+    p = vf_fma(p, t, vf_set1(0.5f * 0.254829592f));
+    const vf tail = vf_mul(vf_mul(p, t), vf_exp(vf_sub(zero, vf_mul(z, z))));
+    return vf_sub(vf_max(x, zero), vf_mul(a, tail));
+}
+
+static void gelu(float *x, size_t n)
+{
+    for (size_t i = 0; i < n; i += VL)
+        put_part(x + i, gelu_of(part(x + i, n - i)), n - i);
+}
+
 VF_INLINE vf silu_mul(vf g, vf u)
 {
     vf e = vf_exp(vf_sub(vf_set1(0.0f), g));
@@ -265,6 +322,8 @@ const struct kn_simd KN_TABLE = {
              KN_NAME(attn_mass)},
     .rmsnorm = rmsnorm,
     .swiglu = swiglu,
+    .layernorm = layernorm,
+    .gelu = gelu,
     .rope = rope,
     .sqdist = sqdist,
     .stored = {encode_f16, decode_f16, encode_bf16, decode_bf16, encode_q8, decode_q8},

@@ -127,6 +127,55 @@ def finish(tok, folder, spm):
     (folder / "generation_config.json").write_text('{"eos_token_id": [2, 3]}\n')
 
 
+# BertNormalizer's settings: clean_text, handle_chinese_chars, strip_accents, lowercase
+WORDPIECE = {
+    "wordpiece": (True, True, None, True),
+    "wordpiece-cased": (True, True, None, False),
+    "wordpiece-accents": (False, False, False, True),
+    "wordpiece-strip": (False, True, True, False),
+}
+
+
+def encoder_texts(rng, n, special):
+    """As random_text(), with what encoders' normalizers look at, and words that are too long."""
+    more = ["don't", "\u0130stanbul", "ÀÉÎ", "Straße", "\u03a3\u03a3", "中文字", "\uf900", "\u30ab\u30ca",
+            "\u200b", "\ufeff", "\ue000", "\u0007", "\u000b", "\u000c", "\ufffd", "\u00ad", "\u302e\u302f",
+            "##ing", "ing", "playing", "a" * 99, "b" * 100, "c" * 101, "é" * 101, "😀", "$5", "x^y", "`q`"]
+    texts = []
+    for _ in range(n):
+        parts = [random_text(rng)] + [rng.choice(more) for _ in range(rng.randrange(4))]
+        rng.shuffle(parts)
+        text = rng.choice(["", " "]).join(parts)
+        for s in special:
+            text = text.replace(s, s[1:])
+        texts.append(text)
+    return texts
+
+
+def make_wordpiece(out, name, settings, n_texts, seed, text):
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    clean, chinese, strip, lower = settings
+    tok = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=100))
+    tok.normalizer = normalizers.BertNormalizer(clean_text=clean, handle_chinese_chars=chinese,
+                                                strip_accents=strip, lowercase=lower)
+    tok.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tok.train_from_iterator(text, trainers.WordPieceTrainer(
+        vocab_size=900, special_tokens=special, limit_alphabet=300, show_progress=False,
+        continuing_subword_prefix="##"))
+    ids = [(s, tok.token_to_id(s)) for s in ("[CLS]", "[SEP]")]
+    if lower:
+        tok.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]",
+                                                           special_tokens=ids)
+    else:
+        tok.post_processor = processors.BertProcessing(ids[1], ids[0])
+    folder = out / "hf" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    tok.decoder = decoders.WordPiece()
+    tok.save(str(folder / "tokenizer.json"), pretty=False)
+    write_golden(out / "hf" / f"{name}.golden", tok,
+                 encoder_texts(random.Random(seed), n_texts, special))
+
+
 def main():
     args = argparse.ArgumentParser()
     args.add_argument("model", nargs="?")
@@ -168,6 +217,8 @@ def main():
         for s in special:
             texts = [t.replace(s, s[1:]) for t in texts]
         write_golden(args.out / "hf" / f"{name}.golden", plain, texts)
+    for name, settings in WORDPIECE.items():
+        make_wordpiece(args.out, name, settings, args.texts, args.seed, text)
     if args.model:
         tokens = gguf_field(args.model, "tokenizer.ggml.tokens")
         merges = [tuple(m.split(" ")) for m in gguf_field(args.model, "tokenizer.ggml.merges")]

@@ -199,6 +199,10 @@ HF_TEST(tekken, "tekken")
 HF_TEST(llama2, "llama2")
 HF_TEST(metaspace_first, "metaspace-first")
 HF_TEST(metaspace_split, "metaspace-split")
+HF_TEST(wordpiece, "wordpiece")
+HF_TEST(wordpiece_cased, "wordpiece-cased")
+HF_TEST(wordpiece_accents, "wordpiece-accents")
+HF_TEST(wordpiece_strip, "wordpiece-strip")
 
 TEST(smollm2_golden)
 {
@@ -381,9 +385,9 @@ TEST(long_runs_finish)
     mem_free(text);
 }
 
-TEST(encode_fails_cleanly_without_memory)
+static void encode_without_memory(const char *name, unsigned n_failures)
 {
-    struct tok *t = open_hf("metaspace-first");
+    struct tok *t = open_hf(name);
     char text[6000];
     for (size_t i = 0; i < sizeof text; i++)
         text[i] = "ab\xE2\x96\x81 xyzzy "[i % 12];
@@ -407,12 +411,96 @@ TEST(encode_fails_cleanly_without_memory)
         tok_ids_fini(&ids);
         if (!fired) {
             ASSERT_OK(r);
-            ASSERT_TRUE(nth > 10);
+            ASSERT_TRUE(nth > n_failures);
             break;
         }
     }
     tok_ids_fini(&whole);
     tok_close(t);
+}
+
+TEST(encode_fails_cleanly_without_memory)
+{
+    encode_without_memory("metaspace-first", 10);
+    encode_without_memory("wordpiece", 4);
+}
+
+/* A word's time is bounded by the longest that is known, whatever the text. */
+TEST(long_words_of_wordpiece_finish)
+{
+    enum { N = 1 << 20 };
+    static const char *const units[] = {"a", "\xCC\x81",     "a\xCC\xA3\xCC\x87",
+                                        "!", "\xE4\xB8\x80", " "};
+    char *text = mem_alloc(N);
+    struct tok *t = open_hf("wordpiece");
+    struct tok_ids ids = {0};
+    for (size_t u = 0; u < sizeof units / sizeof units[0]; u++) {
+        const size_t k = strlen(units[u]), len = N / k * k;
+        for (size_t i = 0; i < len; i++)
+            text[i] = units[u][i % k];
+        encode(t, text, len, &ids);
+        for (size_t i = 0; i < ids.n; i++)
+            ASSERT_TRUE(ids.begin[i] < ids.end[i] && ids.end[i] <= len &&
+                        (i == 0 || ids.end[i - 1] <= ids.begin[i]));
+    }
+    tok_ids_fini(&ids);
+    mem_free(text);
+    tok_close(t);
+}
+
+/* Names of control tokens in a text are text; where each token comes from is said; and back. */
+TEST(wordpiece_knows_where_its_tokens_come_from)
+{
+    struct tok *t = open_hf("wordpiece");
+    const char text[] = "The \xC3\x89T\xC3\x89, [SEP] the";
+    struct tok_piece p = {text, sizeof text - 1, false};
+    struct tok_ids ids = {0};
+    struct tok_stream s = {0};
+    struct buf out = BUF_INIT;
+    ASSERT_OK(tok_encode(t, &p, 1, TOK_BOS, &ids));
+    ASSERT_EQ(ids.id[0], tok_bos(t));
+    ASSERT_EQ(ids.id[ids.n - 1], tok_eos(t));
+    ASSERT_EQ(ids.begin[1], 0);
+    ASSERT_EQ(ids.end[ids.n - 2], sizeof text - 1);
+    for (size_t i = 1; i + 1 < ids.n; i++) {
+        ASSERT_TRUE(!tok_is_special(t, ids.id[i]));
+        ASSERT_OK(tok_stream_push(t, &s, ids.id[i], &out));
+    }
+    ASSERT_STREQ(buf_cstr(&out), "the ete , [ sep ] the");
+    buf_fini(&out);
+    tok_ids_fini(&ids);
+    tok_close(t);
+}
+
+static void expect_refused(const char *from, const char *to, int rc, const char *says)
+{
+    size_t len;
+    char *json = slurp(test_data("tokenizers/hf/wordpiece/tokenizer.json"), &len);
+    char *at = json ? strstr(json, from) : NULL;
+    ASSERT_TRUE(at != NULL);
+    char path[] = "/tmp/test_tok.XXXXXX.json";
+    const int fd = mkstemps(path, 5);
+    FILE *f = fd < 0 ? NULL : fdopen(fd, "wb");
+    ASSERT_TRUE(f != NULL);
+    (void)fprintf(f, "%.*s%s%s", (int)(at - json), json, to, at + strlen(from));
+    ASSERT_EQ(fclose(f), 0);
+    struct tok *t = NULL;
+    struct err err = {0};
+    const int r = tok_open_path(path, &t, &err);
+    (void)unlink(path);
+    mem_free(json);
+    ASSERT_ERR(r, rc);
+    if (!strstr(err.msg, says)) test_fail(__FILE__, __LINE__, "%s", err.msg);
+}
+
+TEST(wordpiece_refuses_by_name)
+{
+    expect_refused("\"type\":\"BertPreTokenizer\"", "\"type\":\"Whitespace\"", -ENOTSUP,
+                   "Whitespace");
+    expect_refused("\"type\":\"BertNormalizer\"", "\"type\":\"Lowercase\"", -ENOTSUP, "Lowercase");
+    expect_refused("\"unk_token\":\"[UNK]\"", "\"unk_token\":\"[NO]\"", -EBADMSG, "unk_token");
+    expect_refused("_per_word\":100", "_per_word\":100000", -EBADMSG, "max_input_chars_per_word");
+    expect_refused("subword_prefix\":\"##\"", "subword_prefix\":\"\"", -ENOTSUP, "subword_prefix");
 }
 
 TEST(open_fails_cleanly_without_memory)

@@ -14,6 +14,7 @@ static int call_body(struct kn_stream *st, void *arg, size_t row0, size_t n)
 }
 
 static size_t page_value; /* bytes, of the device under test */
+static bool on_host;      /* it is the CPU */
 
 /* Run fn once on a stream of every device of this machine, plain and wide. */
 static void on_all(void (*fn)(struct kn_stream *st))
@@ -23,6 +24,7 @@ static void on_all(void (*fn)(struct kn_stream *st))
         struct kn_dev *d = kern_dev_of_pages(i, 2);
         if (!d) continue;
         page_value = kn_info(d)->kv_value_bytes;
+        on_host = kn_info(d)->is_host;
         ASSERT_OK(kern_run(d, false, 1, call_body, &b));
         ASSERT_OK(kern_run(d, true, 1, call_body, &b));
         kn_dev_destroy(d);
@@ -62,6 +64,82 @@ static void norm_body(struct kn_stream *st)
 TEST(rmsnorm)
 {
     on_all(norm_body);
+}
+
+/* Of row x [D], to want. */
+static void layernorm_of(const float *x, size_t D, const float *w, const float *b, double *want)
+{
+    double mean = 0, var = 0;
+    for (size_t d = 0; d < D; d++)
+        mean += (double)x[d] / (double)D;
+    for (size_t d = 0; d < D; d++)
+        var += ((double)x[d] - mean) * ((double)x[d] - mean) / (double)D;
+    for (size_t d = 0; d < D; d++)
+        want[d] = ((double)x[d] - mean) / sqrt(var + 1e-5) * (double)w[d] + (b ? (double)b[d] : 0);
+}
+
+static void layernorm_body(struct kn_stream *st)
+{
+    for (size_t z = 0; z < N_SIZES; z++) {
+        const size_t D = sizes[z], m = 3, ldx = D + 2;
+        float *x = kern_random(m * ldx, 1, 3), *w = kern_random(D, 2, 1), *b = kern_random(D, 4, 1),
+              *out = kern_random(m * D, 3, 1);
+        double *want = calloc(D, sizeof *want);
+        for (size_t i = 0; i < ldx; i++)
+            x[i] += 1000; /* a mean far from the spread: what cancels would show */
+        int r = kn_layernorm(st, x, ldx, m, D, w, b, 1e-5f, out, D);
+        ASSERT_EQ(r, on_host ? 0 : -ENOTSUP);
+        for (size_t i = 0; r == 0 && i < m; i++) {
+            layernorm_of(x + i * ldx, D, w, b, want);
+            for (size_t d = 0; d < D; d++)
+                ASSERT_NEAR(out[i * D + d], want[d], i ? 4e-6 : 3e-3);
+        }
+        /* A row alone, in place, has the bits it has among others; without a bias none is added. */
+        for (size_t i = 0; r == 0 && i < m; i++) {
+            float *row = x + i * ldx;
+            ASSERT_OK(kn_layernorm(st, row, ldx, 1, D, w, b, 1e-5f, row, ldx));
+            ASSERT_MEMEQ(row, out + i * D, D * sizeof(float));
+        }
+        r = kn_layernorm(st, out, D, m, D, w, NULL, 1e-5f, x, ldx);
+        for (size_t i = 0; r == 0 && i < m; i++) {
+            layernorm_of(out + i * D, D, w, NULL, want);
+            for (size_t d = 0; d < D; d++)
+                ASSERT_NEAR(x[i * ldx + d], want[d], 4e-6);
+        }
+        ASSERT_EQ(kn_layernorm(st, x, D - 1, m, D, w, b, 1e-5f, out, D), -EINVAL);
+        free(x), free(w), free(b), free(out), free(want);
+    }
+}
+
+TEST(layernorm)
+{
+    on_all(layernorm_body);
+}
+
+static void gelu_body(struct kn_stream *st)
+{
+    for (size_t z = 0; z < N_SIZES; z++) {
+        const size_t n = sizes[z], m = 5, ldx = n + 1;
+        float *x = kern_random(m * ldx, 6, 6), *was = malloc(m * ldx * sizeof *was);
+        x[0] = 200, x[ldx] = -200, x[2 * ldx] = 0;
+        memcpy(was, x, m * ldx * sizeof *x);
+        const int r = kn_gelu(st, x, ldx, m, n);
+        ASSERT_EQ(r, on_host ? 0 : -ENOTSUP);
+        for (size_t i = 0; r == 0 && i < m; i++) {
+            for (size_t d = 0; d < n; d++) {
+                const double v = (double)was[i * ldx + d], want = v * erfc(-v / sqrt(2)) / 2;
+                ASSERT_NEAR(x[i * ldx + d], want, 1e-6 * fabs(v));
+            }
+            ASSERT_EQ(x[i * ldx + n], was[i * ldx + n]); /* between rows nothing is written */
+        }
+        ASSERT_EQ(kn_gelu(st, x, n - 1, m, n), -EINVAL);
+        free(x), free(was);
+    }
+}
+
+TEST(gelu)
+{
+    on_all(gelu_body);
 }
 
 static void swiglu_body(struct kn_stream *st)
