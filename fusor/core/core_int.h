@@ -124,6 +124,9 @@ int fus_phase_b(struct fus_phase *p, size_t row0, size_t m);
 /* Final norm and head of rows x [n, D] into logits [n, V]. */
 int fus_phase_logits(struct fus_core *c, const float *x, size_t n, const atomic_bool *cancel,
                      float *logits);
+/* Final norm alone: [n, D]. */
+int fus_phase_hidden(struct fus_core *c, const float *x, size_t n, const atomic_bool *cancel,
+                     float *hidden);
 void fus_decode_fini(struct fus_core *c); /* frees what fus_decode() keeps */
 /* Rows of one phase B call that keep a step short. */
 size_t fus_slice_rows(const struct fus_core *c, size_t n_keys);

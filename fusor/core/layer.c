@@ -255,6 +255,25 @@ int fus_phase_logits(struct fus_core *c, const float *x, size_t n, const atomic_
     return r;
 }
 
+static int block_hidden(struct kn_stream *st, void *arg, size_t row0, size_t m)
+{
+    const struct head *a = arg;
+    const size_t D = a->c->cfg.D;
+    float *out = a->logits + row0 * D;
+    float *near = a->far ? kn_scratch(st, SLOT_GU, m * D * sizeof(*near)) : out;
+    if (!near) return -ENOMEM;
+    int r = kn_rmsnorm(st, a->x + row0 * D, D, m, D, a->c->norm_out, a->c->cfg.rms_eps, near, D);
+    return r < 0 || near == out ? r : kn_copy(st, out, near, m * D * sizeof(*near));
+}
+
+int fus_phase_hidden(struct fus_core *c, const float *x, size_t n, const atomic_bool *cancel,
+                     float *hidden)
+{
+    const struct fus_phase p = {.core = c, .cancel = cancel};
+    struct head a = {c, x, hidden, !kn_info(c->dev)->is_host};
+    return run_rows(&p, n, kn_rows, block_hidden, &a);
+}
+
 /* ---- decode: one new token of each of several sessions ---- */
 
 /* The rows of a step, [cap] each; rows behind the sessions' are not used. */

@@ -63,7 +63,7 @@ static void lay_out(struct fus_prefill *f, struct carver *device, struct carver 
     b->sel = carve(shared, T, 4);
     b->cand_score = carve(shared, T, 4);
     b->chosen = carve(shared, T, 1);
-    b->logits = carve(shared, f->n_logits * g->V, 4);
+    b->logits = carve(shared, f->n_logits * (f->plan.hidden ? g->D : g->V), 4);
 }
 
 static int make_block(struct fus_prefill *f)
@@ -588,7 +588,8 @@ static int step_head(struct fus_prefill *f)
         if (f->n_logits > 0 || fus_captures_open(f) > 0) return 0;
     }
     const float *x = f->b.x + (f->n_rows - f->n_logits) * f->core->cfg.D;
-    int r = fus_phase_logits(f->core, x, f->n_logits, f->plan.cancel, f->b.logits);
+    int r = (f->plan.hidden ? fus_phase_hidden : fus_phase_logits)(f->core, x, f->n_logits,
+                                                                   f->plan.cancel, f->b.logits);
     if (r == 0) r = fus_prefix_share(f);
     if (r == 0) end_prefill(f);
     return r;

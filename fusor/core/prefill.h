@@ -48,6 +48,7 @@ struct fus_plan {
                                     nothing but attention decides; NULL: none. Borrowed */
     float sense_power;           /* of sensitivity, 0…FUS_SENSE_POWER_MAX */
     uint32_t logits_from;        /* for positions >= this; 0 = the last only, n_tok = none */
+    bool hidden; /* instead of logits what they are made of, [n_rows, D]; logits_from 0 = all */
     const atomic_bool *cancel;   /* looked at often enough to stop within 50 ms; may be NULL */
 };
 struct fus_report { /* what happened */
@@ -105,7 +106,7 @@ struct fus_progress {
     double ms;   /* since the prefill began; the engine's to say */
 };
 void fus_prefill_progress(const struct fus_prefill *f, struct fus_progress *ret);
-/* Logits rows [n_rows, V] for positions logits_from…, valid until end(). */
+/* Logits rows [n_rows, V] for positions logits_from…, or hidden ones [n_rows, D], until end(). */
 const float *fus_prefill_logits(const struct fus_prefill *f, size_t *ret_rows);
 const struct fus_report *fus_prefill_report(const struct fus_prefill *f);
 /* Positions [*ret_n] of the recomputed tokens, ascending, valid until end(). */

@@ -52,7 +52,7 @@ int fus_plan_resolve(struct fus_prefill *f)
     if (!(p->ratio >= 0 && p->ratio <= 1)) return -EINVAL;
     for (uint32_t i = 0; i < p->n_tok; i++)
         if (p->tok[i] < 0 || (unsigned)p->tok[i] >= g->V) return -EINVAL;
-    if (p->logits_from == 0) p->logits_from = p->n_tok - 1;
+    if (p->logits_from == 0 && !p->hidden) p->logits_from = p->n_tok - 1;
     if (p->logits_from > p->n_tok) return -EINVAL;
     fus_profile_default(g, &profile);
     fus_profile_apply(&profile, p);

@@ -1,0 +1,315 @@
+/* encode: against sentence-transformers on tiny models (tests/data/make/make_encoders.py): a BERT
+ * by its first token, one by the mean, an XLM-RoBERTa, a Qwen3 by its last token; rows of a batch
+ * against the same texts alone, bit for bit; and what is refused. */
+#include "fusor/encode/encode.h"
+
+#include "base/buf.h"
+#include "base/mem.h"
+#include "tests/test.h"
+
+#include <ftw.h>
+#include <jansson.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { TEXTS_MAX = 32 };
+static const char *const names[] = {"bert-cls", "bert-mean", "xlmr-mean", "qwen3-last"};
+enum { NAMES = sizeof names / sizeof *names };
+
+static const char *folder_of(const char *name)
+{
+    char rel[96];
+    (void)snprintf(rel, sizeof rel, "encoders/%s", name);
+    return test_data(rel);
+}
+
+static struct enc *open_folder(const char *path, unsigned n_threads)
+{
+    const struct enc_opts o = {.dev = {.n_threads = n_threads, .arith = KN_ARITH_F32}};
+    struct enc *e = NULL;
+    struct err err = {0};
+    if (enc_open(path, &o, &e, &err) < 0) test_fail(__FILE__, __LINE__, "%s: %s", path, err.msg);
+    return e;
+}
+
+struct set { /* the golden texts of a model as tokens, and what they shall give */
+    json_t *json;
+    size_t n;
+    unsigned D;
+    struct tok_ids ids[TEXTS_MAX];
+    struct enc_text text[TEXTS_MAX];
+    const json_t *want[TEXTS_MAX];
+};
+
+static void set_open(struct set *s, const struct enc *e, const char *name)
+{
+    char rel[96];
+    (void)snprintf(rel, sizeof rel, "encoders/%s.json", name);
+    *s = (struct set){.json = json_load_file(test_data(rel), 0, NULL), .D = enc_info(e)->D};
+    const json_t *texts = json_object_get(s->json, "texts");
+    s->n = json_array_size(texts);
+    ASSERT_TRUE(s->n >= 10 && s->n <= TEXTS_MAX);
+    ASSERT_EQ(enc_info(e)->ctx_max,
+              (unsigned)json_integer_value(json_object_get(s->json, "max_length")));
+    bool cut = false;
+    for (size_t i = 0; i < s->n; i++) {
+        const json_t *one = json_array_get(texts, i), *t = json_object_get(one, "text");
+        size_t whole, n;
+        s->want[i] = json_object_get(one, "vector");
+        ASSERT_OK(enc_tokens(e, json_string_value(t), json_string_length(t), true, &s->ids[i], &n));
+        struct tok_ids all = {0};
+        ASSERT_OK(enc_tokens(e, json_string_value(t), json_string_length(t), false, &all, &whole));
+        cut |= whole > n;
+        tok_ids_fini(&all);
+        s->text[i] = (struct enc_text){s->ids[i].id, (uint32_t)n, calloc(s->D, sizeof(float))};
+    }
+    ASSERT_TRUE(cut); /* one of them is too long */
+}
+
+static void set_close(struct set *s)
+{
+    for (size_t i = 0; i < s->n; i++) {
+        tok_ids_fini(&s->ids[i]);
+        free(s->text[i].vec);
+    }
+    json_decref(s->json);
+}
+
+/* The project's bound for embeddings, of vectors that have length 1, or are as long as their width
+ * allows. */
+static void check_vectors(const struct set *s, const char *name)
+{
+    double worst = 0;
+    for (size_t i = 0; i < s->n; i++) {
+        ASSERT_EQ(json_array_size(s->want[i]), s->D);
+        for (size_t d = 0; d < s->D; d++) {
+            const double want = json_number_value(json_array_get(s->want[i], d));
+            worst = fmax(worst, fabs(want - (double)s->text[i].vec[d]));
+        }
+    }
+    printf("  %s: worst difference %.2e\n", name, worst);
+    ASSERT_TRUE(worst < 1e-4);
+}
+
+TEST(vectors_are_those_of_sentence_transformers)
+{
+    for (size_t i = 0; i < NAMES; i++) {
+        struct enc *e = open_folder(folder_of(names[i]), 2);
+        struct set s;
+        set_open(&s, e, names[i]);
+        for (size_t k = 0; k < s.n; k++) /* a causal model needs a token */
+            if (s.text[k].n) ASSERT_OK(enc_run(e, &s.text[k], 1, NULL));
+        check_vectors(&s, names[i]);
+        set_close(&s);
+        enc_close(e);
+    }
+}
+
+TEST(batches_and_threads_change_no_bit)
+{
+    for (size_t i = 0; i < NAMES; i++) {
+        struct enc *one = open_folder(folder_of(names[i]), 1),
+                   *e = open_folder(folder_of(names[i]), 3);
+        struct set s, t;
+        set_open(&s, one, names[i]);
+        set_open(&t, e, names[i]);
+        for (size_t k = s.n; k-- > 0;) /* the other way round: room that others left behind */
+            ASSERT_OK(enc_run(one, &s.text[k], 1, NULL));
+        ASSERT_OK(enc_run(e, t.text, t.n, NULL));
+        for (size_t k = 0; k < s.n; k++)
+            ASSERT_MEMEQ(s.text[k].vec, t.text[k].vec, s.D * sizeof(float));
+        set_close(&s);
+        set_close(&t);
+        enc_close(one);
+        enc_close(e);
+    }
+}
+
+TEST(what_the_files_say_is_known)
+{
+    static const struct {
+        const char *arch;
+        enum enc_pool pool;
+        bool normalize;
+    } want[NAMES] = {{"bert", ENC_POOL_CLS, true},
+                     {"bert", ENC_POOL_MEAN, false},
+                     {"xlm-roberta", ENC_POOL_MEAN, true},
+                     {"qwen3", ENC_POOL_LAST, true}};
+    for (size_t i = 0; i < NAMES; i++) {
+        ASSERT_TRUE(enc_fits(folder_of(names[i]), ENC_POOL_AUTO));
+        struct enc *e = open_folder(folder_of(names[i]), 1);
+        ASSERT_STREQ(enc_info(e)->arch, want[i].arch);
+        ASSERT_EQ(enc_info(e)->pool, want[i].pool);
+        ASSERT_EQ(enc_info(e)->normalize, want[i].normalize);
+        enc_close(e);
+    }
+    ASSERT_TRUE(!enc_fits(test_data("models/qwen3"), ENC_POOL_AUTO));
+    ASSERT_TRUE(enc_fits(test_data("models/qwen3"), ENC_POOL_LAST));
+    ASSERT_TRUE(!enc_fits(test_data("models/qwen3.F32.gguf"), ENC_POOL_AUTO));
+    ASSERT_TRUE(!enc_fits(test_data("no such folder"), ENC_POOL_AUTO));
+}
+
+/* Pooling by the caller's word, of a causal model whose folder says nothing. */
+TEST(a_causal_model_by_its_mean_or_its_last)
+{
+    const int32_t tok[] = {5, 9, 77, 30, 2};
+    float vec[3][48];
+    for (int i = 0; i < 2; i++) {
+        const struct enc_opts o = {.dev = {.n_threads = 2, .arith = KN_ARITH_F32},
+                                   .pool = i ? ENC_POOL_MEAN : ENC_POOL_LAST,
+                                   .ctx_max = 4};
+        struct enc *e = NULL;
+        /* A folder without a tokenizer cannot serve; qwen3-last has one. */
+        ASSERT_OK(enc_open(folder_of("qwen3-last"), &o, &e, NULL));
+        ASSERT_EQ(enc_info(e)->ctx_max, 4);
+        struct enc_text t[3] = {{tok, 4, vec[0]}, {tok, 1, vec[1]}, {tok, 5, vec[2]}};
+        ASSERT_ERR(enc_run(e, t, 3, NULL), -EINVAL);
+        ASSERT_OK(enc_run(e, t, 2, NULL));
+        double square = 0;
+        for (unsigned d = 0; d < 48; d++)
+            square += (double)vec[0][d] * (double)vec[0][d];
+        ASSERT_NEAR(square, 1, 1e-6);
+        memcpy(vec[2], vec[0], sizeof vec[0]);
+        enc_shorten(e, vec[2], 8);
+        square = 0;
+        for (unsigned d = 0; d < 8; d++)
+            square += (double)vec[2][d] * (double)vec[2][d];
+        ASSERT_NEAR(square, 1, 1e-6);
+        ASSERT_NEAR((double)vec[2][1] / (double)vec[2][0], (double)vec[0][1] / (double)vec[0][0],
+                    1e-4);
+        enc_close(e);
+    }
+}
+
+TEST(bad_tokens_and_a_cancelled_run)
+{
+    struct enc *e = open_folder(folder_of("bert-cls"), 2);
+    float vec[48];
+    int32_t tok[] = {1, 2, 3};
+    struct enc_text t = {tok, 3, vec};
+    const atomic_bool cancel = true;
+    ASSERT_ERR(enc_run(e, &t, 1, &cancel), -ECANCELED);
+    ASSERT_OK(enc_run(e, &t, 1, NULL));
+    ASSERT_OK(enc_run(e, &t, 0, NULL));
+    t.n = 0;
+    ASSERT_ERR(enc_run(e, &t, 1, NULL), -EINVAL);
+    t.n = 3;
+    tok[1] = -1;
+    ASSERT_ERR(enc_run(e, &t, 1, NULL), -EINVAL);
+    tok[1] = (int32_t)enc_info(e)->V;
+    ASSERT_ERR(enc_run(e, &t, 1, NULL), -EINVAL);
+    enc_close(e);
+}
+
+/* ---- folders that lie ---- */
+
+static char *slurp(const char *path)
+{
+    FILE *f = fopen(path, "rb");
+    if (!f) return NULL;
+    char *text = calloc(1, 1 << 20);
+    (void)!fread(text, 1, (1 << 20) - 1, f);
+    (void)fclose(f);
+    return text;
+}
+
+static int remove_one(const char *path, const struct stat *st, int flag, struct FTW *ftw)
+{
+    return remove(path);
+}
+
+/* A folder whose files are links to bert-cls's, but one of them, in which `from` became `to`. */
+static void expect_refused(const char *file, const char *from, const char *to, int rc,
+                           const char *says)
+{
+    static const char *const files[] = {"config.json",    "model.safetensors",
+                                        "modules.json",   "1_Pooling/config.json",
+                                        "tokenizer.json", "sentence_bert_config.json"};
+    char dir[] = "/tmp/test_encode.XXXXXX", path[600], target[512];
+    ASSERT_TRUE(mkdtemp(dir) != NULL);
+    (void)snprintf(path, sizeof path, "%s/1_Pooling", dir);
+    ASSERT_OK(mkdir(path, 0700));
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        (void)snprintf(target, sizeof target, "%s/%s", folder_of("bert-cls"), files[i]);
+        (void)snprintf(path, sizeof path, "%s/%s", dir, files[i]);
+        if (strcmp(files[i], file) != 0) {
+            ASSERT_OK(symlink(target, path));
+            continue;
+        }
+        char *text = slurp(target), *at = from ? strstr(text, from) : text;
+        FILE *f = fopen(path, "wb");
+        ASSERT_TRUE(at != NULL && f != NULL);
+        if (from)
+            (void)fprintf(f, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from));
+        else
+            (void)fprintf(f, "%s", to);
+        ASSERT_EQ(fclose(f), 0);
+        free(text);
+    }
+    const struct enc_opts o = {.dev = {.n_threads = 1}};
+    struct enc *e = NULL;
+    struct err err = {0};
+    const int r = enc_open(dir, &o, &e, &err);
+    ASSERT_OK(nftw(dir, remove_one, 8, FTW_DEPTH | FTW_PHYS));
+    ASSERT_TRUE(e == NULL);
+    if (r != rc || !strstr(err.msg, says)) test_fail(__FILE__, __LINE__, "%s: %s", file, err.msg);
+}
+
+TEST(folders_are_refused_by_name)
+{
+    expect_refused("config.json", "\"gelu\"", "\"relu\"", -ENOTSUP, "relu");
+    expect_refused("config.json", "\"hidden_size\": 48", "\"hidden_size\": 50", -EBADMSG, "heads");
+    expect_refused("config.json", "\"hidden_size\": 48", "\"hidden_size\": 4.5", -EBADMSG,
+                   "hidden_size");
+    expect_refused("config.json", "\"hidden_size\": 48", "\"hidden_size\": 96", -EBADMSG, "shape");
+    expect_refused("config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1", -ENOTSUP,
+                   "not known");
+    expect_refused("config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3", -EBADMSG,
+                   "missing");
+    expect_refused("config.json", "\"vocab_size\": 900", "\"vocab_size\": 800", -EBADMSG, "shape");
+    expect_refused("config.json", "\"max_position_embeddings\": 160",
+                   "\"max_position_embeddings\": 4000000000", -EBADMSG, "max_position");
+    expect_refused("config.json", "\"BertModel\"", "\"BertForSequenceClassification\"", -ENOTSUP,
+                   "BertForSequenceClassification");
+    expect_refused("modules.json", "models.Normalize", "models.Dense", -ENOTSUP, "Dense");
+    expect_refused("modules.json", "1_Pooling", "../1_Pooling", -EBADMSG, "out of the folder");
+    expect_refused("modules.json", NULL, "{}", -EBADMSG, "modules.json");
+    expect_refused("modules.json", NULL, "[[[[[[", -EBADMSG, "modules.json");
+    expect_refused("1_Pooling/config.json", "\"pooling_mode_max_tokens\": false",
+                   "\"pooling_mode_max_tokens\": true", -ENOTSUP, "several");
+    expect_refused("1_Pooling/config.json", "\"pooling_mode_cls_token\": true",
+                   "\"pooling_mode_cls_token\": false", -EBADMSG, "no pooling");
+    expect_refused("1_Pooling/config.json", "_dimension\": 48", "_dimension\": 64", -EBADMSG, "64");
+    expect_refused("sentence_bert_config.json", "\"do_lower_case\": false",
+                   "\"do_lower_case\": true", -ENOTSUP, "do_lower_case");
+    expect_refused("model.safetensors", NULL, "short", -EBADMSG, "safetensors");
+    expect_refused("tokenizer.json", NULL, "{}", -ENOTSUP, "tokenizer.json");
+}
+
+TEST(opening_and_running_fail_cleanly_without_memory)
+{
+    const struct enc_opts o = {.dev = {.n_threads = 1, .arith = KN_ARITH_F32}};
+    const int32_t tok[] = {1, 2, 3};
+    float vec[48], want[48];
+    struct enc *e = open_folder(folder_of("bert-cls"), 1);
+    struct enc_text t = {tok, 3, want};
+    ASSERT_OK(enc_run(e, &t, 1, NULL));
+    enc_close(e);
+    t.vec = vec;
+    unsigned n_failed = 0;
+    bool fired = true;
+    for (unsigned nth = 1; fired; nth += 1 + nth / 16) {
+        e = NULL;
+        mem_fail_nth(nth);
+        int r = enc_open(folder_of("bert-cls"), &o, &e, NULL);
+        ASSERT_EQ(r < 0, e == NULL);
+        if (r == 0) r = enc_run(e, &t, 1, NULL);
+        fired = mem_fail_fired();
+        mem_fail_nth(0);
+        n_failed += r < 0;
+        if (r == 0) ASSERT_MEMEQ(vec, want, sizeof vec);
+        enc_close(e);
+    }
+    ASSERT_TRUE(n_failed > 10);
+}
