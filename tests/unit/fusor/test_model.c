@@ -470,8 +470,8 @@ TEST(gguf_refused_by_name)
     gguf_refused(&g, -EBADMSG, "\"blk.0.attn_q_norm.weight\" is missing");
     g = (struct gguf_build){0};
     build(&g, "llama", "");
-    gb_tensor(&g, "output.weight", 20, 16, 32, 0);
-    gguf_refused(&g, -ENOTSUP, "\"output.weight\" has type ggml 20");
+    gb_tensor(&g, "output.weight", 16, 16, 32, 0);
+    gguf_refused(&g, -ENOTSUP, "\"output.weight\" has type ggml 16");
     g = (struct gguf_build){0};
     build(&g, "llama", "");
     gb_tensor(&g, "rope_freqs.weight", 0, 0, 8, 32); /* zeros would divide by zero */
