@@ -324,6 +324,13 @@ int kn_rmsnorm(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_
     return m ? stream_ops(st)->row->rmsnorm(st, x, ldx, m, D, weight, eps, out, ldo) : 0;
 }
 
+int kn_rmsnorm_add(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t D,
+                   const float *weight, float eps, float *out, size_t ldo)
+{
+    if (ldx < D || ldo < D || D == 0) return -EINVAL;
+    return m ? stream_ops(st)->row->rmsnorm_add(st, x, ldx, m, D, weight, eps, out, ldo) : 0;
+}
+
 int kn_rmsnorm_heads(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t heads, size_t K,
                      const float *weight, float eps)
 {
@@ -331,11 +338,17 @@ int kn_rmsnorm_heads(struct kn_stream *st, float *x, size_t ldx, size_t m, size_
     return m ? stream_ops(st)->row->rmsnorm_heads(st, x, ldx, m, heads, K, weight, eps) : 0;
 }
 
-int kn_swiglu(struct kn_stream *st, const float *gate_up, size_t ldg, size_t m, size_t F,
-              float *out, size_t ldo)
+int kn_glu(struct kn_stream *st, enum kn_act act, const float *gate_up, size_t ldg, size_t m,
+           size_t F, float *out, size_t ldo)
 {
     if (ldg < 2 * F || ldo < F) return -EINVAL;
-    return m && F ? stream_ops(st)->row->swiglu(st, gate_up, ldg, m, F, out, ldo) : 0;
+    return m && F ? stream_ops(st)->row->glu(st, act, gate_up, ldg, m, F, out, ldo) : 0;
+}
+
+int kn_softcap(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t n, float cap)
+{
+    if (ldx < n || !(cap > 0)) return -EINVAL;
+    return m && n ? stream_ops(st)->row->softcap(st, x, ldx, m, n, cap) : 0;
 }
 
 int kn_layernorm(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t D,
@@ -404,7 +417,7 @@ int kn_encode_rows(struct kn_stream *st, const float *x, size_t ldx, size_t m, s
 static bool attn_fits(const struct kn_attn_args *a)
 {
     const struct kn_kv *kv = a->kv;
-    if (kv->G == 0 || kv->K == 0 || a->H == 0 || a->H % kv->G) return false;
+    if (kv->G == 0 || kv->K == 0 || a->H == 0 || a->H % kv->G || !(a->cap >= 0)) return false;
     return a->ldq >= (size_t)a->H * kv->K;
 }
 

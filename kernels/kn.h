@@ -225,7 +225,7 @@ int kn_sync(struct kn_stream *st);
  * apart; borrow until the next call with the same slot. NULL when out of memory. */
 void *kn_scratch(struct kn_stream *st, unsigned slot, size_t size_bytes);
 /* Scratch for rows [m, k] that only products with w, or weights of its width and kind, read:
- * written whole by kn_rmsnorm() or kn_swiglu() (out, stride k), read whole by kn_gemm() (a) any
+ * written whole by kn_rmsnorm() or kn_glu() (out, stride k), read whole by kn_gemm() (a) any
  * number of times. A device keeps them as those products want them (bf16, 8 bits), so nothing else
  * may look. Slots as kn_scratch(). */
 float *kn_operand(struct kn_stream *st, unsigned slot, size_t m, const struct kn_mat *w);
@@ -254,7 +254,10 @@ int kn_copy(struct kn_stream *st, void *dst, const void *src, size_t bytes);
 /* out[i] = x[i] / rms(x[i]) * weight; rows of D; out may be x. */
 int kn_rmsnorm(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t D,
                const float *weight, float eps, float *out, size_t ldo);
-/* The same per head of K: x [m, heads, K] in place (Qwen3's QK norm). */
+/* The same added: out[i] += …; out is not x. */
+int kn_rmsnorm_add(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t D,
+                   const float *weight, float eps, float *out, size_t ldo);
+/* The same per head of K: x [m, heads, K] in place (QK norm). */
 int kn_rmsnorm_heads(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t heads, size_t K,
                      const float *weight, float eps);
 /* out[i] = (x[i] - mean) / sqrt(variance + eps) * weight + bias, each over the row (variance: of
@@ -264,9 +267,11 @@ int kn_layernorm(struct kn_stream *st, const float *x, size_t ldx, size_t m, siz
                  size_t ldo);
 /* x [m, n] in place: x * Phi(x), the standard normal's distribution function (GELU by erf). */
 int kn_gelu(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t n);
-/* gate_up [m, 2F] (gate first) -> out [m, F] = silu(gate) * up. */
-int kn_swiglu(struct kn_stream *st, const float *gate_up, size_t ldg, size_t m, size_t F,
-              float *out, size_t ldo);
+/* gate_up [m, 2F] (gate first) -> out [m, F] = act(gate) * up. */
+int kn_glu(struct kn_stream *st, enum kn_act act, const float *gate_up, size_t ldg, size_t m,
+           size_t F, float *out, size_t ldo);
+/* x [m, n], stride ldx, in place: cap * tanh(x / cap), cap > 0. */
+int kn_softcap(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t n, float cap);
 
 /* Rotary embedding in place. */
 int kn_rope(struct kn_stream *st, const struct kn_rope *r, float *x /* [m, heads, K] in place */,
@@ -310,8 +315,9 @@ int kn_convert(const void *x, enum kn_dtype from, size_t n, size_t K, enum kn_dt
 /* Rows of n values in heads of K: numbers all, no infinity and no NaN? On the host. Thread: any. */
 bool kn_finite(const void *x, enum kn_dtype t, size_t n, size_t K);
 
-/* Attention of m rows at exact positions: row i sees keys j <= pos[i]; rows of one sequence sorted
- * by position. GQA: head h reads KV head h / (H/G). Softmax in f32, exp of (q·k)*scale. */
+/* Attention of m rows at exact positions: row i sees keys j <= pos[i], of these the last `window`
+ * where there is one; rows of one sequence sorted by position. GQA: head h reads KV head h / (H/G).
+ * Softmax in f32, exp of (q·k)*scale, which a cap bounds as kn_softcap() does. */
 struct kn_attn_args {
     const float *q; /* [m, H, K], rotated */
     size_t ldq, m;
@@ -319,8 +325,9 @@ struct kn_attn_args {
     unsigned H;
     const struct kn_kv *kv;
     unsigned layer;
-    float scale;
-    float *out; /* [m, H, K] */
+    float scale, cap; /* cap 0: none */
+    unsigned window;  /* keys that a row sees, its own included; 0: all */
+    float *out;       /* [m, H, K] */
     size_t ldo;
     float *lse; /* [m, H] log-sum-exp of the scaled scores, or NULL */
 };

@@ -39,11 +39,12 @@ struct kn_row_ops {
     typeof(kn_gemm) *gemm;
     typeof(kn_gather) *gather;
     typeof(kn_copy) *copy;
-    typeof(kn_rmsnorm) *rmsnorm;
+    typeof(kn_rmsnorm) *rmsnorm, *rmsnorm_add;
     typeof(kn_rmsnorm_heads) *rmsnorm_heads;
-    typeof(kn_swiglu) *swiglu;
     typeof(kn_layernorm) *layernorm; /* NULL on a GPU, with the next: -ENOTSUP */
     typeof(kn_gelu) *gelu;
+    typeof(kn_glu) *glu;
+    typeof(kn_softcap) *softcap;
     typeof(kn_rope) *rope;
     typeof(kn_kv_put) *kv_put;
     typeof(kn_kv_load) *kv_load;

@@ -161,7 +161,7 @@ static int feed_forward(struct kn_stream *st, const struct fus_core *c, unsigned
     if (!h || !gu || !act) return -ENOMEM;
     int r = kn_rmsnorm(st, x, D, m, D, w->norm_ffn, cfg->rms_eps, h, D);
     if (r == 0) r = linear(st, &w->gu, h, m, gu, false);
-    if (r == 0) r = kn_swiglu(st, gu, 2 * F, m, F, act, F);
+    if (r == 0) r = kn_glu(st, KN_SILU, gu, 2 * F, m, F, act, F);
     return r < 0 ? r : linear(st, &w->down, act, m, x, true);
 }
 

@@ -79,9 +79,11 @@ struct kn_simd {
                         float *out);
     struct kn_attn_ops attn; /* f32 pages */
     void (*rmsnorm)(const float *x, size_t D, const float *w, float eps, float *out);
-    void (*swiglu)(const float *gate, const float *up, size_t F, float *out);
     void (*layernorm)(const float *x, size_t n, const float *w, const float *b, float e, float *to);
     void (*gelu)(float *x, size_t n);
+    void (*rmsnorm_add)(const float *x, size_t D, const float *w, float eps, float *out);
+    void (*glu[2])(const float *gate, const float *up, size_t F, float *out); /* enum kn_act */
+    void (*softcap)(float *x, size_t n, float cap);
     void (*rope)(float *x, size_t half, const float *cos, const float *sin, float mscale);
     float (*sqdist)(const float *a, const float *b, size_t n);
     struct kn_formats stored;

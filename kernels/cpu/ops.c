@@ -17,6 +17,14 @@ static int rmsnorm(struct kn_stream *st, const float *x, size_t ldx, size_t m, s
     return 0;
 }
 
+static int rmsnorm_add(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t D,
+                       const float *weight, float eps, float *out, size_t ldo)
+{
+    for (size_t i = 0; i < m; i++)
+        st->dev->simd->rmsnorm_add(x + i * ldx, D, weight, eps, out + i * ldo);
+    return 0;
+}
+
 static int rmsnorm_heads(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t heads,
                          size_t K, const float *weight, float eps)
 {
@@ -43,29 +51,37 @@ static int gelu(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t n)
     return 0;
 }
 
-struct swiglu_par {
+struct glu_par {
+    enum kn_act act;
     const float *gate_up;
     size_t ldg, m, F;
     float *out;
     size_t ldo;
 };
 
-static int swiglu_item(struct kn_stream *st, void *arg, size_t item)
+static int glu_item(struct kn_stream *st, void *arg, size_t item)
 {
-    const struct swiglu_par *s = arg;
+    const struct glu_par *s = arg;
     size_t i0 = item * ROWS_PER_ITEM, i1 = i0 + ROWS_PER_ITEM < s->m ? i0 + ROWS_PER_ITEM : s->m;
     for (size_t i = i0; i < i1; i++) {
         const float *g = s->gate_up + i * s->ldg;
-        st->dev->simd->swiglu(g, g + s->F, s->F, s->out + i * s->ldo);
+        st->dev->simd->glu[s->act](g, g + s->F, s->F, s->out + i * s->ldo);
     }
     return 0;
 }
 
-static int swiglu(struct kn_stream *st, const float *gate_up, size_t ldg, size_t m, size_t F,
-                  float *out, size_t ldo)
+static int glu(struct kn_stream *st, enum kn_act act, const float *gate_up, size_t ldg, size_t m,
+               size_t F, float *out, size_t ldo)
 {
-    struct swiglu_par s = {gate_up, ldg, m, F, out, ldo};
-    return kn_par(st, (m + ROWS_PER_ITEM - 1) / ROWS_PER_ITEM, swiglu_item, &s);
+    struct glu_par s = {act, gate_up, ldg, m, F, out, ldo};
+    return kn_par(st, (m + ROWS_PER_ITEM - 1) / ROWS_PER_ITEM, glu_item, &s);
+}
+
+static int softcap(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t n, float cap)
+{
+    for (size_t i = 0; i < m; i++)
+        st->dev->simd->softcap(x + i * ldx, n, cap);
+    return 0;
 }
 
 static int rope_row(const struct kn_simd *simd, const struct kn_rope *r, float *x, size_t heads,
@@ -482,10 +498,12 @@ const struct kn_row_ops kn_cpu_row_ops = {
     .gather = gather_rows,
     .copy = copy_bytes,
     .rmsnorm = rmsnorm,
+    .rmsnorm_add = rmsnorm_add,
     .rmsnorm_heads = rmsnorm_heads,
-    .swiglu = swiglu,
     .layernorm = layernorm,
     .gelu = gelu,
+    .glu = glu,
+    .softcap = softcap,
     .rope = rotate,
     .kv_put = kv_put,
     .kv_load = kv_load,

@@ -36,11 +36,12 @@ static __device__ __forceinline__ void write_entry(const struct cu_attn &a, cons
 /* One tile for one entry: `prob` is the entry's row of shared memory. */
 static __device__ __forceinline__ void add_tile(struct sums &s, const float *q, const float *k,
                                                 const float *v, float *prob, unsigned K,
-                                                bool visible, unsigned lane)
+                                                bool visible, float cap, unsigned lane)
 {
     float score = 0;
     for (unsigned d = 0; d < K; d++)
         score = fmaf(q[d], k[lane * (K + 1) + d], score);
+    if (cap > 0) score = at_capped(cap, score);
     const float top = fmaxf(s.top, cu_warp_max(visible ? score : -INFINITY));
     const float p = visible ? exp2f(score - top) : 0.0f, old = exp2f(s.top - top);
     prob[lane] = p;
@@ -83,6 +84,8 @@ static __global__ void __launch_bounds__(THREADS)
     const int32_t last = at_pos(a, ((e0 + ENTRIES < n ? e0 + ENTRIES : n) - 1) / group, fault);
     if (last < 0 || part0 > size_t(last)) return;
     const size_t end = part0 + CU_KEYS_PART < size_t(last) + 1 ? part0 + CU_KEYS_PART : last + 1;
+    const int32_t first = at_pos(a, e0 / group, fault);
+    if (first < 0 || size_t(at_from(a, first)) >= end) return;
     float *k = q + ENTRIES * K, *v = k + TILE * (K + 1), *prob = v + TILE * K;
     for (unsigned i = threadIdx.x; i < ENTRIES * K; i += THREADS) {
         const size_t e = e0 + i / K;
@@ -100,7 +103,8 @@ static __global__ void __launch_bounds__(THREADS)
             s[i].acc[r] = 0;
         pos[i] = e < n ? at_pos(a, e / group, fault) : -1;
     }
-    for (size_t key0 = part0; key0 < end; key0 += TILE) {
+    const size_t from = size_t(at_from(a, first)) / TILE * TILE;
+    for (size_t key0 = from > part0 ? from : part0; key0 < end; key0 += TILE) {
         __syncthreads();
         load_tile<T>(a.kv, key0, size_t(last), g, false, k, K + 1);
         load_tile<T>(a.kv, key0, size_t(last), g, true, v, K);
@@ -108,16 +112,17 @@ static __global__ void __launch_bounds__(THREADS)
         CU_UNROLL
         for (unsigned i = 0; i < PER_WARP; i++) {
             const unsigned e = warp * PER_WARP + i;
-            if (pos[i] < int64_t(key0)) continue; /* the whole warp */
-            add_tile(s[i], q + e * K, k, v, prob + e * TILE, K, pos[i] >= int64_t(key0 + lane),
-                     lane);
+            const int64_t least = at_from(a, pos[i]), key = int64_t(key0) + lane;
+            if (pos[i] < int64_t(key0) || least >= int64_t(key0 + TILE)) continue; /* the warp */
+            add_tile(s[i], q + e * K, k, v, prob + e * TILE, K, key <= pos[i] && key >= least,
+                     a.cap, lane);
         }
     }
     CU_UNROLL
     for (unsigned i = 0; i < PER_WARP; i++) {
         const size_t e = e0 + warp * PER_WARP + i, row = e / group;
         const unsigned head = g * group + unsigned(e % group);
-        if (pos[i] < int64_t(part0)) continue;
+        if (pos[i] < int64_t(part0) || at_from(a, pos[i]) >= int64_t(end)) continue;
         if (at_parts(a) == 1) {
             write_entry(a, s[i], row, head, lane);
             continue;
@@ -139,12 +144,13 @@ static __global__ void fold_parts(const __grid_constant__ struct cu_attn args)
     if (row >= a.m || at_parts(a) == 1) return;
     const int32_t pos = a.pos[row];
     if (pos < 0 || size_t(pos) / CU_PAGE >= a.kv.n_pages) return;
-    const float *part = at_part(a, row, head, 0);
+    const unsigned first = unsigned(at_from(a, pos)) / CU_KEYS_PART;
+    const float *part = at_part(a, row, head, first);
     struct sums s = {part[0], part[1], {0}};
     CU_UNROLL
     for (unsigned r = 0; r < DIMS; r++)
         if (lane + 32 * r < K) s.acc[r] = part[2 + lane + 32 * r];
-    for (unsigned p = 1; p <= unsigned(pos) / CU_KEYS_PART; p++) {
+    for (unsigned p = first + 1; p <= unsigned(pos) / CU_KEYS_PART; p++) {
         part = at_part(a, row, head, p);
         const struct at_weights w = at_fold(s.top, s.total, part[0], part[1]);
         CU_UNROLL
@@ -230,11 +236,13 @@ static __global__ void __launch_bounds__(THREADS)
         __syncthreads();
         for (size_t e = warp; e < a.m * group; e += THREADS / 32) {
             const size_t row = e / group, head = g * group + e % group;
-            if (at_pos(a, row, fault) < int64_t(key)) continue;
+            const int32_t pos = at_pos(a, row, fault);
+            if (pos < int64_t(key) || at_from(a, pos) > int64_t(key)) continue;
             const float *q = a.q + row * a.ldq + head * K;
             float score = 0;
             for (unsigned d = 0; d < K; d++)
                 score = fmaf(q[d] * (a.scale * AT_LOG2E), k[lane * (K + 1) + d], score);
+            if (a.cap > 0) score = at_capped(a.cap, score);
             sum += exp2f(score - a.lse[row * a.H + head] * AT_LOG2E);
         }
     }

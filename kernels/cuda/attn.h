@@ -37,6 +37,20 @@ static __device__ __forceinline__ int32_t at_pos(const struct cu_attn &a, size_t
     return -1;
 }
 
+/* The first key that a row at pos sees. */
+static __device__ __forceinline__ int32_t at_from(const struct cu_attn &a, int32_t pos)
+{
+    const int64_t from = int64_t(pos) + 1 - int64_t(a.window);
+    return a.window && from > 0 ? int32_t(from) : 0;
+}
+
+/* Of a score in powers of two: cap * tanh(x / cap). */
+static __device__ __forceinline__ float at_capped(float cap, float x)
+{
+    const float all = cap * AT_LOG2E;
+    return all - 2 * all / (1 + mma_exp2(fminf(x * (2 / cap), 126.0f)));
+}
+
 static __device__ __host__ __forceinline__ unsigned at_parts(const struct cu_attn &a)
 {
     return unsigned((a.kv.n_pages * CU_PAGE + CU_KEYS_PART - 1) / CU_KEYS_PART);

@@ -113,11 +113,11 @@ static __device__ __forceinline__ void at_load_rows(const struct cu_attn &a, uns
     w.last = most;
 }
 
-/* s[n]: the rows against keys 8n… of the tile, in powers of two; behind a row's position -inf. */
+/* s[n]: the rows against keys 8n… of the tile, in powers of two; what a row does not see -inf. */
 template <unsigned KP>
-static __device__ __forceinline__ void at_scores(const struct at_rows<KP> &w, mma_addr k,
-                                                 unsigned key0,
-                                                 float (&s)[at_dims<KP>::KEYS / 8][4])
+static __device__ __forceinline__ void
+at_scores(const struct cu_attn &a, const struct at_rows<KP> &w, mma_addr k, unsigned key0,
+          float (&s)[at_dims<KP>::KEYS / 8][4])
 {
     typedef at_dims<KP> D;
     const unsigned lane = threadIdx.x % CU_WARP, row = lane % 8 + lane / 16 * 8;
@@ -135,12 +135,22 @@ static __device__ __forceinline__ void at_scores(const struct at_rows<KP> &w, mm
             mma_bf16(s[2 * n + 1], w.q[d], b[2], b[3]);
         }
     }
-    if (int32_t(key0 + D::KEYS - 1) <= w.first) return;
+    if (a.cap > 0) {
+        CU_UNROLL
+        for (unsigned n = 0; n < D::KEYS / 8; n++) {
+            CU_UNROLL
+            for (unsigned x = 0; x < 4; x++)
+                s[n][x] = at_capped(a.cap, s[n][x]);
+        }
+    }
+    if (int32_t(key0 + D::KEYS - 1) <= w.first && int32_t(key0) >= at_from(a, w.last)) return;
     CU_UNROLL
     for (unsigned n = 0; n < D::KEYS / 8; n++) {
         CU_UNROLL
-        for (unsigned x = 0; x < 4; x++)
-            if (int32_t(key0 + 8 * n + lane % 4 * 2 + x % 2) > w.pos[x / 2]) s[n][x] = -INFINITY;
+        for (unsigned x = 0; x < 4; x++) {
+            const int32_t key = int32_t(key0 + 8 * n + lane % 4 * 2 + x % 2);
+            if (key > w.pos[x / 2] || key < at_from(a, w.pos[x / 2])) s[n][x] = -INFINITY;
+        }
     }
 }
 
@@ -218,7 +228,7 @@ struct at_before { /* a whole block: what the parts before this one came to; the
 template <unsigned KP>
 static __device__ __forceinline__ void
 at_close_entry(const struct cu_attn &a, size_t row, unsigned head, unsigned part, bool apart,
-               unsigned i, bool ends, const struct at_sums<KP> &o, struct at_before &b)
+               unsigned i, bool begins, bool ends, const struct at_sums<KP> &o, struct at_before &b)
 {
     typedef at_dims<KP> D;
     const unsigned lane = threadIdx.x % CU_WARP, K = a.kv.K;
@@ -228,12 +238,12 @@ at_close_entry(const struct cu_attn &a, size_t row, unsigned head, unsigned part
         to = at_part(a, row, head, part);
         if (lane % 4 == 0) to[0] = o.top[i], to[1] = o.total[i];
         to += 2;
-    } else if (part == 0) {
+    } else if (begins) {
         b.top[i] = o.top[i], b.total[i] = o.total[i];
     } else {
         w = at_fold(b.top[i], b.total[i], o.top[i], o.total[i]);
     }
-    const bool folds = !apart && part > 0, divides = !apart && ends;
+    const bool folds = !apart && !begins, divides = !apart && ends;
     const float one = 1 / b.total[i];
     CU_UNROLL
     for (unsigned n0 = 0; n0 < KP / 8; n0 += D::AHEAD) {
@@ -271,8 +281,9 @@ at_close(const struct cu_attn &a, const struct at_rows<KP> &w, unsigned group, u
     CU_UNROLL
     for (unsigned i = 0; i < 2; i++) {
         const unsigned e = entry0 + lane / 4 + 8 * i;
-        if (w.pos[i] < int32_t(part * CU_KEYS_PART)) continue;
-        at_close_entry<KP>(a, e / group, g * group + e % group, part, apart, i,
+        const unsigned first = unsigned(at_from(a, w.pos[i])) / CU_KEYS_PART;
+        if (w.pos[i] < int32_t(part * CU_KEYS_PART) || first > part) continue;
+        at_close_entry<KP>(a, e / group, g * group + e % group, part, apart, i, first == part,
                            unsigned(w.pos[i]) / CU_KEYS_PART == part, o, b);
     }
     at_clear(o);
@@ -328,10 +339,13 @@ static __global__ void __launch_bounds__(WARPS *CU_WARP, WARPS == 1 ? 1
     const unsigned block0 = (tiles - 1 - nth) * rows; /* the longest start first */
     const unsigned after = block0 + rows < n ? block0 + rows : n;
     const int32_t last = at_pos(a, (after - 1) / group, fault);
-    const unsigned key0 = whole ? 0 : blockIdx.z * CU_KEYS_PART;
-    if (last < 0 || key0 > unsigned(last)) return;
+    const unsigned part0 = whole ? 0 : blockIdx.z * CU_KEYS_PART;
+    if (last < 0 || part0 > unsigned(last)) return;
     const unsigned all = unsigned(last) + 1;
-    const unsigned end = whole || all < key0 + CU_KEYS_PART ? all : key0 + CU_KEYS_PART;
+    const unsigned end = whole || all < part0 + CU_KEYS_PART ? all : part0 + CU_KEYS_PART;
+    const unsigned from = a.window ? at_from(a, a.pos[block0 / group]) / D::KEYS * D::KEYS : 0;
+    const unsigned key0 = from > part0 ? from : part0;
+    if (key0 >= end) return;
     struct at_feed<KP, WARPS> feed = {
         mma_address(buffers), 0, g, end, a.kv.pages[key0 / CU_PAGE]
     };
@@ -348,11 +362,12 @@ static __global__ void __launch_bounds__(WARPS *CU_WARP, WARPS == 1 ? 1
     for (unsigned key = key0; key < end;) {
         const unsigned part = key / CU_KEYS_PART, next = (part + 1) * CU_KEYS_PART;
         for (; key < end && key < next; key += D::KEYS) {
-            const bool seen = w.last >= int32_t(key);
+            const bool seen =
+                w.last >= int32_t(key) && at_from(a, w.first) < int32_t(key + D::KEYS);
             float s[D::KEYS / 8][4];
             const mma_addr k = feed.take(a.kv, key + D::KEYS, false);
             if (seen) {
-                at_scores<KP>(w, k, key, s);
+                at_scores<KP>(a, w, k, key, s);
                 at_softmax<KP>(s, o);
             }
             const mma_addr v = feed.take(a.kv, key + D::KEYS, true);
@@ -443,14 +458,14 @@ at_add_mass(const struct cu_attn &a, unsigned group, unsigned g, unsigned entry0
     struct at_rows<KP> w;
     float s[at_dims<KP>::KEYS / 8][4], lse[2];
     at_load_rows(a, group, g, entry0, fault, w);
-    if (w.last < int32_t(key0)) return;
+    if (w.last < int32_t(key0) || at_from(a, w.first) >= int32_t(key0 + at_dims<KP>::KEYS)) return;
     CU_UNROLL
     for (unsigned i = 0; i < 2; i++) {
         const unsigned e = entry0 + lane / 4 + 8 * i;
         lse[i] =
             w.pos[i] < 0 ? 0.0f : a.lse[size_t(e / group) * a.H + g * group + e % group] * AT_LOG2E;
     }
-    at_scores<KP>(w, k, key0, s);
+    at_scores<KP>(a, w, k, key0, s);
     CU_UNROLL
     for (unsigned n = 0; n < at_dims<KP>::KEYS / 8; n++) {
         CU_UNROLL

@@ -635,6 +635,13 @@ static int rmsnorm(struct kn_stream *st, const float *x, size_t ldx, size_t m, s
     return e < 0 ? e : cu_rmsnorm(st->dev->cu, &r, 1, weight, eps);
 }
 
+static int rmsnorm_add(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t D,
+                       const float *weight, float eps, float *out, size_t ldo)
+{
+    const struct cu_rows r = {x, ldx, m, D, out, ldo, CU_F32, NULL};
+    return cu_rmsnorm_add(st->dev->cu, &r, weight, eps);
+}
+
 static int rmsnorm_heads(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t heads,
                          size_t K, const float *weight, float eps)
 {
@@ -642,12 +649,18 @@ static int rmsnorm_heads(struct kn_stream *st, float *x, size_t ldx, size_t m, s
     return heads ? cu_rmsnorm(st->dev->cu, &r, heads, weight, eps) : 0;
 }
 
-static int swiglu(struct kn_stream *st, const float *gate_up, size_t ldg, size_t m, size_t F,
-                  float *out, size_t ldo)
+static int glu(struct kn_stream *st, enum kn_act act, const float *gate_up, size_t ldg, size_t m,
+               size_t F, float *out, size_t ldo)
 {
     struct cu_rows r = {gate_up, ldg, m, F, out, ldo, CU_F32, NULL};
     int e = aim(st, &r);
-    return e < 0 ? e : cu_swiglu(st->dev->cu, &r);
+    return e < 0 ? e : cu_glu(st->dev->cu, act, &r);
+}
+
+static int softcap(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t n, float cap)
+{
+    const struct cu_rows r = {x, ldx, m, n, x, ldx, CU_F32, NULL};
+    return cu_softcap(st->dev->cu, &r, cap);
 }
 
 static int rope(struct kn_stream *st, const struct kn_rope *r, float *x, size_t ldx, size_t m,
@@ -748,6 +761,8 @@ static struct cu_attn attn_of(const struct kn_dev *d, const struct kn_attn_args 
                             .H = a->H,
                             .kv = kv_of(d, a->kv, a->layer),
                             .scale = a->scale,
+                            .cap = a->cap,
+                            .window = a->window,
                             .out = a->out,
                             .ldo = a->ldo,
                             .lse = a->lse};
@@ -808,8 +823,10 @@ static const struct kn_row_ops row_ops = {
     .gather = gather,
     .copy = copy,
     .rmsnorm = rmsnorm,
+    .rmsnorm_add = rmsnorm_add,
     .rmsnorm_heads = rmsnorm_heads,
-    .swiglu = swiglu,
+    .glu = glu,
+    .softcap = softcap,
     .rope = rope,
     .kv_put = kv_put,
     .kv_load = kv_load,

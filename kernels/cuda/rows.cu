@@ -3,7 +3,8 @@
 
 #include "base/rng.h"
 
-/* In place as well: a thread writes what it has read. */
+/* In place as well: a thread writes what it has read. `add`: to what is there. */
+template <bool add>
 static __global__ void rmsnorm(struct cu_rows r, size_t heads, const float *weight, float eps,
                                bool wide)
 {
@@ -22,6 +23,10 @@ static __global__ void rmsnorm(struct cu_rows r, size_t heads, const float *weig
         const cu_four w = cu_four_at(weight, i, r.n, wide);
         for (unsigned j = 0; j < 4; j++)
             q.v[j] = q.v[j] * inv * w.v[j];
+        if (!add) return q;
+        const cu_four old = cu_four_at(r.out + row * r.ldo, i, r.n, wide);
+        for (unsigned j = 0; j < 4; j++)
+            q.v[j] += old.v[j];
         return q;
     });
 }
@@ -29,26 +34,59 @@ static __global__ void rmsnorm(struct cu_rows r, size_t heads, const float *weig
 int cu_rmsnorm(struct cu *c, const struct cu_rows *r, size_t heads, const float *weight, float eps)
 {
     const bool wide = cu_is_wide(r) && reinterpret_cast<uintptr_t>(weight) % 16 == 0;
-    KN_LAUNCH(rmsnorm, dim3(unsigned(r->m * heads)), dim3(cu_row_threads(r->n)), 0, c->stream, *r,
-              heads, weight, eps, wide);
+    KN_LAUNCH(rmsnorm<false>, dim3(unsigned(r->m * heads)), dim3(cu_row_threads(r->n)), 0,
+              c->stream, *r, heads, weight, eps, wide);
     return cu_launched(c);
 }
 
-static __global__ void swiglu(struct cu_rows r, bool wide)
+int cu_rmsnorm_add(struct cu *c, const struct cu_rows *r, const float *weight, float eps)
+{
+    const bool wide = cu_is_wide(r) && reinterpret_cast<uintptr_t>(weight) % 16 == 0;
+    KN_LAUNCH(rmsnorm<true>, dim3(unsigned(r->m)), dim3(cu_row_threads(r->n)), 0, c->stream, *r,
+              size_t(1), weight, eps, wide);
+    return cu_launched(c);
+}
+
+/* Both kinds are x / (1 + e^-z): GELU's z is 2 sqrt(2 / pi) (x + 0.044715 x^3). */
+template <enum kn_act act> static __global__ void glu(struct cu_rows r, bool wide)
 {
     const float *gate = r.x + size_t(blockIdx.x) * r.ldx, *up = gate + r.n;
     cu_put_row(r, blockIdx.x, wide, [&](size_t i) {
         cu_four q = cu_four_at(gate, i, r.n, wide);
         const cu_four u = cu_four_at(up, i, r.n, wide);
-        for (unsigned j = 0; j < 4; j++)
-            q.v[j] = q.v[j] / (1.0f + expf(-q.v[j])) * u.v[j];
+        for (unsigned j = 0; j < 4; j++) {
+            const float x = q.v[j], cubic = fmaf(x * x, 0.044715f, 1.0f);
+            const float z = act == KN_SILU ? x : x * cubic * 1.5957691216057308f;
+            q.v[j] = x / (1.0f + expf(-z)) * u.v[j];
+        }
         return q;
     });
 }
 
-int cu_swiglu(struct cu *c, const struct cu_rows *r)
+int cu_glu(struct cu *c, enum kn_act act, const struct cu_rows *r)
 {
-    KN_LAUNCH(swiglu, dim3(unsigned(r->m)), dim3(cu_row_threads(r->n)), 0, c->stream, *r,
+    const dim3 blocks(unsigned(r->m)), threads(cu_row_threads(r->n));
+    if (act == KN_SILU)
+        KN_LAUNCH(glu<KN_SILU>, blocks, threads, 0, c->stream, *r, cu_is_wide(r));
+    else
+        KN_LAUNCH(glu<KN_GELU_TANH>, blocks, threads, 0, c->stream, *r, cu_is_wide(r));
+    return cu_launched(c);
+}
+
+static __global__ void softcap(struct cu_rows r, float cap, bool wide)
+{
+    const float *x = r.x + size_t(blockIdx.x) * r.ldx;
+    cu_put_row(r, blockIdx.x, wide, [&](size_t i) {
+        cu_four q = cu_four_at(x, i, r.n, wide);
+        for (unsigned j = 0; j < 4; j++)
+            q.v[j] = cap * tanhf(q.v[j] / cap);
+        return q;
+    });
+}
+
+int cu_softcap(struct cu *c, const struct cu_rows *r, float cap)
+{
+    KN_LAUNCH(softcap, dim3(unsigned(r->m)), dim3(cu_row_threads(r->n)), 0, c->stream, *r, cap,
               cu_is_wide(r));
     return cu_launched(c);
 }

@@ -99,7 +99,7 @@ static int run_op(struct kn_stream *st, void *arg, size_t i, size_t m)
     case OP_NORM_HEADS:
         return kn_rmsnorm_heads(st, q, HK, m, g->H, g->K, k->weight, 1e-5f);
     case OP_SWIGLU:
-        return kn_swiglu(st, gate_up, 2 * F, m, F, out, F);
+        return kn_glu(st, KN_SILU, gate_up, 2 * F, m, F, out, F);
     case OP_ROPE:
         return kn_rope(st, &k->rope, q, HK, m, g->H, k->pos + i);
     case OP_PUT:

@@ -108,8 +108,8 @@ VF_INLINE void scores(const int R, const float *q, size_t K, const float *kt, fl
 }
 
 /* Scores of one row -> probabilities against the running maximum; returns the factor for what the
- * row has summed so far. n_see: keys of this page that the row may see. */
-VF_INLINE float softmax_row(float *s, int n_see, float *m, float *l)
+ * row has summed so far. n_see: keys of this page that the row may see, less the first n_skip. */
+VF_INLINE float softmax_row(float *s, int n_see, int n_skip, float *m, float *l)
 {
     vf x[P / VL];
     vf top = vf_set1(-INFINITY);
@@ -117,11 +117,13 @@ VF_INLINE float softmax_row(float *s, int n_see, float *m, float *l)
     for (int v = 0; v < P / VL; v++) {
         x[v] = vf_load(s + v * VL);
         if (n_see < P) x[v] = vf_below(x[v], vf_set1(-INFINITY), n_see - v * VL);
+        if (n_skip > 0) x[v] = vf_below(vf_set1(-INFINITY), x[v], n_skip - v * VL);
         top = vf_max(x[v], top);
     }
     float m_old = *m, m_new = vf_hmax(top);
     m_new = m_new > m_old ? m_new : m_old;
-    vf mv = vf_set1(m_new), sum = vf_set1(0.0f);
+    const bool blind = n_skip > 0 && m_new == -INFINITY; /* so far */
+    vf mv = vf_set1(blind ? 0.0f : m_new), sum = vf_set1(0.0f);
 #pragma GCC unroll 16
     for (int v = 0; v < P / VL; v++) {
         x[v] = vf_exp2(vf_sub(x[v], mv));
@@ -199,10 +201,12 @@ VF_INLINE void tile_page(const int R, struct chunk *c, size_t t0, const float *k
     int64_t last = (int64_t)pos[(t0 + (size_t)R - 1) / c->group] - key0 + 1;
     size_t n_keys = last < P ? (size_t)last : P;
     scores(R, c->q + t0 * c->K, c->K, kt, s);
+    chunk_cap(c, s, (size_t)R);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
         const size_t t = t0 + (size_t)r;
-        corr[r] = softmax_row(s + r * P, chunk_sees(c, t, key0), c->m + t, c->l + t * VL);
+        corr[r] = softmax_row(s + r * P, chunk_sees(c, t, key0), chunk_skips(c, t, key0), c->m + t,
+                              c->l + t * VL);
     }
     weigh_all(R, s, v, c->K, n_keys, corr, c->o + t0 * c->Kp, c->Kp);
 }
@@ -244,13 +248,13 @@ static void chunk_run(struct chunk *c)
     const int32_t *pos = c->a->pos + c->row0;
     size_t n_pages = (size_t)pos[c->n - 1] / P + 1;
     chunk_clear(c, rows);
-    for (size_t page = 0; page < n_pages; page++) {
+    for (size_t page = chunk_first_page(c); page < n_pages; page++) {
         const float *kt, *v;
         int32_t key0 = (int32_t)(page * P);
         page_base(c, page, &kt, &v);
         for (size_t t = 0; t < rows; t += ATTN_R) {
             size_t R = rows - t < ATTN_R ? rows - t : ATTN_R;
-            if (pos[(t + R - 1) / c->group] < key0) continue;
+            if (pos[(t + R - 1) / c->group] < key0 || chunk_skips(c, t, key0) == P) continue;
 #define CALL(n) tile_page(n, c, t, kt, v, key0)
             BY_ROWS(R, CALL)
 #undef CALL
@@ -278,6 +282,7 @@ VF_INLINE void mass_tile(const int R, const struct chunk *c, size_t t0, const fl
 {
     float s[ATTN_R * P] __attribute__((aligned(64)));
     scores(R, c->q + t0 * c->K, c->K, kt, s);
+    chunk_cap(c, s, (size_t)R);
     for (int r = 0; r < R; r++)
         chunk_add_mass(c, t0 + (size_t)r, key0, s + r * P, sum);
 }
@@ -289,6 +294,7 @@ static void mass_page(struct chunk *c, size_t page, float *sum)
     page_base(c, page, &kt, &v);
     for (size_t t = 0; t < rows; t += ATTN_R) {
         size_t R = rows - t < ATTN_R ? rows - t : ATTN_R;
+        if (chunk_skips(c, t, (int32_t)(page * P)) == P) continue;
 #define CALL(n) mass_tile(n, c, t, kt, (int32_t)(page * P), sum)
         BY_ROWS(R, CALL)
 #undef CALL

@@ -321,11 +321,12 @@ static void scores(const struct chunk *c, size_t t0, size_t n, const pair *k)
         scores_tiles(c, t0, k);
     else
         scores_vectors(c, t0, n, k);
+    chunk_cap(c, c->s, n);
 }
 
 /* Scores of one row -> probabilities against the running maximum, as pairs; what the row has summed
  * so far is brought to that maximum. */
-static void softmax_row(const struct chunk *c, size_t r, size_t t, int n_see)
+static void softmax_row(const struct chunk *c, size_t r, size_t t, int n_see, int n_skip)
 {
     const float *s = c->s + r * P;
     float *o = c->o + t * c->Kp, *l = c->l + t * VL;
@@ -333,11 +334,13 @@ static void softmax_row(const struct chunk *c, size_t r, size_t t, int n_see)
     for (int v = 0; v < P / VL; v++) {
         x[v] = vf_load(s + v * VL);
         if (n_see < P) x[v] = vf_below(x[v], vf_set1(-INFINITY), n_see - v * VL);
+        if (n_skip > 0) x[v] = vf_below(vf_set1(-INFINITY), x[v], n_skip - v * VL);
         top = vf_max(x[v], top);
     }
     const float old = c->m[t], seen = vf_hmax(top), now = seen > old ? seen : old;
+    const bool blind = n_skip > 0 && now == -INFINITY; /* so far */
     for (int v = 0; v < P / VL; v++) {
-        x[v] = vf_exp2(vf_sub(x[v], vf_set1(now)));
+        x[v] = vf_exp2(vf_sub(x[v], vf_set1(blind ? 0.0f : now)));
         sum = vf_add(sum, x[v]);
     }
     for (int v = 0; v < P / VL; v += 2)
@@ -415,7 +418,7 @@ static void tile_page(const struct chunk *c, size_t t0, size_t n, const pair *k,
 {
     scores(c, t0, n, k);
     for (size_t r = 0; r < n; r++)
-        softmax_row(c, r, t0 + r, chunk_sees(c, t0 + r, key0));
+        softmax_row(c, r, t0 + r, chunk_sees(c, t0 + r, key0), chunk_skips(c, t0 + r, key0));
     memset(c->p + n * KEY_PAIRS, 0, (R - n) * KEY_PAIRS * sizeof *c->p);
     for (size_t d = 0; d < c->Kp; d += DIM_TILES * AMX_COLS) {
         const size_t left = (c->Kp - d) / AMX_COLS;
@@ -429,12 +432,13 @@ static void chunk_run(struct chunk *c)
     const int32_t *pos = c->a->pos + c->row0;
     const size_t n_pages = (size_t)pos[c->n - 1] / P + 1;
     chunk_clear(c, round_up(rows, R));
-    for (size_t page = 0; page < n_pages; page++) {
+    for (size_t page = chunk_first_page(c); page < n_pages; page++) {
         const int32_t key0 = (int32_t)(page * P);
         const pair *k = open_k(c, page), *v = open_v(c, page);
         for (size_t t = 0; t < rows; t += R) {
             const size_t n = rows - t < R ? rows - t : R;
-            if (pos[(t + n - 1) / c->group] >= key0) tile_page(c, t, n, k, v, key0);
+            if (pos[(t + n - 1) / c->group] >= key0 && chunk_skips(c, t, key0) < P)
+                tile_page(c, t, n, k, v, key0);
         }
     }
 }
@@ -454,6 +458,7 @@ static void mass_page(struct chunk *c, size_t page, float *sum)
     const pair *k = open_k(c, page);
     for (size_t t = 0, n; t < rows; t += n) {
         n = rows - t < R ? rows - t : R;
+        if (chunk_skips(c, t, (int32_t)(page * P)) == P) continue;
         scores(c, t, n, k);
         for (size_t r = 0; r < n; r++)
             chunk_add_mass(c, t + r, (int32_t)(page * P), c->s + r * P, sum);

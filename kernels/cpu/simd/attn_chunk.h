@@ -7,8 +7,8 @@
 #ifndef KERNELS_CPU_SIMD_ATTN_CHUNK_H
 #define KERNELS_CPU_SIMD_ATTN_CHUNK_H
 
-#define LOG2_E 1.44269504088896341f
-#define LN_2 0.693147180559945309f
+#include "kernels/cpu/simd/act.h"
+
 enum { CHUNK_ROWS = 96 }; /* chosen: packed queries, their outputs and a page fit L2 */
 
 static void chunk_pack(struct chunk *c);
@@ -31,6 +31,29 @@ VF_INLINE int chunk_sees(const struct chunk *c, size_t t, int32_t key0)
 {
     const int64_t n = (int64_t)c->a->pos[c->row0 + t / c->group] - key0 + 1;
     return n < 0 ? 0 : n < KN_PAGE ? (int)n : KN_PAGE;
+}
+
+/* Keys of the page at key0 that lie in front of a packed row's window. */
+VF_INLINE int chunk_skips(const struct chunk *c, size_t t, int32_t key0)
+{
+    if (c->a->window == 0) return 0;
+    const int64_t n = (int64_t)c->a->pos[c->row0 + t / c->group] + 1 - (int64_t)c->a->window - key0;
+    return n < 0 ? 0 : n < KN_PAGE ? (int)n : KN_PAGE;
+}
+
+/* The first page that a row of the chunk sees a key of; rows ascend. */
+static size_t chunk_first_page(const struct chunk *c)
+{
+    const int64_t n = (int64_t)c->a->pos[c->row0] + 1 - (int64_t)c->a->window;
+    return c->a->window && n > 0 ? (size_t)n / KN_PAGE : 0;
+}
+
+/* Scores of n packed rows [n, P] of a page, bounded where the model says so. */
+VF_INLINE void chunk_cap(const struct chunk *c, float *s, size_t n)
+{
+    const float cap = c->a->cap;
+    for (size_t i = 0; cap > 0 && i < n * KN_PAGE; i += VL)
+        vf_store(s + i, softcapped(vf_load(s + i), cap * LOG2_E, 2 / cap));
 }
 
 static void chunk_clear(struct chunk *c, size_t rows)
@@ -58,11 +81,12 @@ static void chunk_finish(const struct chunk *c)
 VF_INLINE void chunk_add_mass(const struct chunk *c, size_t t, int32_t key0, const float *s,
                               float *sum)
 {
-    const int n_see = chunk_sees(c, t, key0);
+    const int n_see = chunk_sees(c, t, key0), n_skip = chunk_skips(c, t, key0);
     const vf lse = vf_set1(c->m[t]);
     for (int v = 0; v < KN_PAGE / VL; v++) {
         vf p = vf_exp2(vf_sub(vf_load(s + v * VL), lse));
         p = vf_below(p, vf_set1(0.0f), n_see - v * VL);
+        if (n_skip) p = vf_below(vf_set1(0.0f), p, n_skip - v * VL);
         vf_store(sum + v * VL, vf_add(vf_load(sum + v * VL), p));
     }
 }

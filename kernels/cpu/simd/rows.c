@@ -3,10 +3,11 @@
  * Memory-bound or small next to the GEMMs, so they are plain loops over vectors with a masked tail;
  * a value's arithmetic depends on its column alone. The file ends with the table of the set. */
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/simd/act.h"
 #include "kernels/cpu/simd/table.h"
-#include "kernels/cpu/simd/vec.h"
 
-static void rmsnorm(const float *x, size_t D, const float *w, float eps, float *out)
+/* 1 / rms(x) */
+VF_INLINE vf inverse_rms(const float *x, size_t D, float eps)
 {
     vf s[4] = {vf_set1(0), vf_set1(0), vf_set1(0), vf_set1(0)};
     size_t i = 0;
@@ -20,8 +21,14 @@ static void rmsnorm(const float *x, size_t D, const float *w, float eps, float *
         s[0] = vf_fma(a, a, s[0]);
     }
     float sum = vf_hsum(vf_add(vf_add(s[0], s[1]), vf_add(s[2], s[3])));
-    vf inv = vf_set1(1.0f / sqrtf(sum / (float)D + eps));
-    for (i = 0; i + VL <= D; i += VL)
+    return vf_set1(1.0f / sqrtf(sum / (float)D + eps));
+}
+
+static void rmsnorm(const float *x, size_t D, const float *w, float eps, float *out)
+{
+    const vf inv = inverse_rms(x, D, eps);
+    size_t i = 0;
+    for (; i + VL <= D; i += VL)
         vf_store(out + i, vf_mul(vf_mul(vf_load(x + i), inv), vf_load(w + i)));
     if (i < D)
         vf_storen(out + i, vf_mul(vf_mul(vf_loadn(x + i, D - i), inv), vf_loadn(w + i, D - i)),
@@ -85,19 +92,40 @@ static void gelu(float *x, size_t n)
         put_part(x + i, gelu_of(part(x + i, n - i)), n - i);
 }
 
-VF_INLINE vf silu_mul(vf g, vf u)
+static void rmsnorm_add(const float *x, size_t D, const float *w, float eps, float *out)
 {
-    vf e = vf_exp(vf_sub(vf_set1(0.0f), g));
-    return vf_mul(vf_div(g, vf_add(vf_set1(1.0f), e)), u);
+    const vf inv = inverse_rms(x, D, eps);
+    for (size_t i = 0; i < D; i += VL) {
+        const size_t n = D - i < VL ? D - i : VL;
+        const vf y = vf_mul(vf_mul(vf_loadn(x + i, n), inv), vf_loadn(w + i, n));
+        vf_storen(out + i, vf_add(vf_loadn(out + i, n), y), n);
+    }
+}
+
+VF_INLINE void glu(vf (*act)(vf g, vf u), const float *gate, const float *up, size_t F, float *out)
+{
+    size_t i = 0;
+    for (; i + VL <= F; i += VL)
+        vf_store(out + i, act(vf_load(gate + i), vf_load(up + i)));
+    if (i < F) vf_storen(out + i, act(vf_loadn(gate + i, F - i), vf_loadn(up + i, F - i)), F - i);
 }
 
 static void swiglu(const float *gate, const float *up, size_t F, float *out)
 {
-    size_t i = 0;
-    for (; i + VL <= F; i += VL)
-        vf_store(out + i, silu_mul(vf_load(gate + i), vf_load(up + i)));
-    if (i < F)
-        vf_storen(out + i, silu_mul(vf_loadn(gate + i, F - i), vf_loadn(up + i, F - i)), F - i);
+    glu(silu_mul, gate, up, F, out);
+}
+
+static void geglu(const float *gate, const float *up, size_t F, float *out)
+{
+    glu(gelu_mul, gate, up, F, out);
+}
+
+static void softcap(float *x, size_t n, float cap)
+{
+    for (size_t i = 0; i < n; i += VL) {
+        const size_t w = n - i < VL ? n - i : VL;
+        vf_storen(x + i, softcapped(vf_loadn(x + i, w), cap, 2 * LOG2_E / cap), w);
+    }
 }
 
 VF_INLINE void rotate(vf *a, vf *b, vf c, vf s, vf scale)
@@ -321,9 +349,11 @@ const struct kn_simd KN_TABLE = {
     .attn = {sizeof(float), KN_NAME(attn_put), KN_NAME(attn_scratch), KN_NAME(attn),
              KN_NAME(attn_mass)},
     .rmsnorm = rmsnorm,
-    .swiglu = swiglu,
     .layernorm = layernorm,
     .gelu = gelu,
+    .rmsnorm_add = rmsnorm_add,
+    .glu = {[KN_SILU] = swiglu, [KN_GELU_TANH] = geglu},
+    .softcap = softcap,
     .rope = rope,
     .sqdist = sqdist,
     .stored = {encode_f16, decode_f16, encode_bf16, decode_bf16, encode_q8, decode_q8},

@@ -124,14 +124,14 @@ void kern_kv_fini(struct kern_kv *s)
 }
 
 double ref_attn(const float *q, const float *k, const float *v, size_t stride, size_t K,
-                size_t n_keys, double scale, double *out, double *prob)
+                size_t n_keys, double scale, double cap, double *out, double *prob)
 {
     double top = -INFINITY, sum = 0;
     for (size_t j = 0; j < n_keys; j++) {
         double s = 0;
         for (size_t d = 0; d < K; d++)
             s += (double)q[d] * (double)k[j * stride + d];
-        prob[j] = s * scale;
+        prob[j] = cap > 0 ? cap * tanh(s * scale / cap) : s * scale;
         if (prob[j] > top) top = prob[j];
     }
     for (size_t j = 0; j < n_keys; j++)

@@ -46,9 +46,9 @@ struct kern_kv {
 void kern_kv_init(struct kern_kv *s, unsigned G, unsigned K, size_t n_keys, unsigned layers);
 void kern_kv_fini(struct kern_kv *s);
 
-/* Attention of one row and head in double: out[K], returns log-sum-exp. */
+/* Attention of one row and head in double: out[K], returns log-sum-exp. cap 0: none. */
 double ref_attn(const float *q, const float *k, const float *v, size_t stride, size_t K,
-                size_t n_keys, double scale, double *out, double *prob);
+                size_t n_keys, double scale, double cap, double *out, double *prob);
 
 /* Run `fn` on rows by kn_rows() or kn_wide(). */
 int kern_run(struct kn_dev *d, bool wide, size_t m, kn_rows_fn fn, void *arg);

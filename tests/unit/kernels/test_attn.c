@@ -91,7 +91,7 @@ static void check(struct run *r)
         for (size_t h = 0; h < r->sh.H; h++) {
             size_t g = h / group, n = (size_t)r->pos[i] + 1;
             double lse = ref_attn(r->q + i * HK + h * K, r->k + g * K, r->v + g * K, GK, K, n,
-                                  (double)(1.0f / sqrtf((float)K)), out, prob);
+                                  (double)(1.0f / sqrtf((float)K)), 0, out, prob);
             /* Scores reach about sqrt(K); their rounding enters the exponent. */
             ASSERT_NEAR(r->lse[i * r->sh.H + h], lse, 4e-6 * (1 + fabs(lse)));
             for (size_t d = 0; d < K; d++)

@@ -1,6 +1,6 @@
 /* Attention of rows anywhere: random positions with repeats and gaps, groups of 1 to 32 heads,
- * tiles, parts and pages that end anywhere, sequences side by side; against the double oracle, and
- * bit for bit against the same row by itself.
+ * tiles, parts and pages that end anywhere, windows that begin anywhere, capped scores, sequences
+ * side by side; against the double oracle, and bit for bit against the same row by itself.
  *
  * On a device of bf16 the oracle gets what the device sees: keys and values that bf16 holds, and
  * queries rounded as the kernel rounds them. What is left are the probabilities, which are rounded
@@ -23,6 +23,8 @@ struct job {
     struct kn_dev *d;
     bool bf16;
     struct kern_shape sh;
+    unsigned window;
+    float cap;
     struct seq *seq;
     size_t n;
     /* what to run: rows [row0, row0 + m) of sequence 0, or all of all */
@@ -94,6 +96,8 @@ static struct kn_attn_args args_of(const struct job *j, const struct seq *s, siz
                                  .kv = &s->s.kv,
                                  .layer = 1,
                                  .scale = scale_of(j->sh),
+                                 .cap = j->cap,
+                                 .window = j->window,
                                  .out = s->out + row0 * HK,
                                  .ldo = HK,
                                  .lse = s->lse + row0 * j->sh.H};
@@ -143,13 +147,15 @@ static void check(const struct job *j, const struct seq *s)
     for (size_t i = 0; i < s->m; i++)
         for (size_t h = 0; h < j->sh.H; h++) {
             const size_t g = h / group, n = (size_t)s->pos[i] + 1;
-            const double lse = ref_attn(s->seen + i * HK + h * K, s->k + g * K, s->v + g * K, GK, K,
-                                        n, 0.69314718055994531, out, prob);
+            const size_t from = j->window && n > j->window ? n - j->window : 0;
+            const double lse = ref_attn(s->seen + i * HK + h * K, s->k + from * GK + g * K,
+                                        s->v + from * GK + g * K, GK, K, n - from,
+                                        0.69314718055994531, (double)j->cap, out, prob);
             ASSERT_NEAR(s->lse[i * j->sh.H + h], lse, 1e-5 * (1 + fabs(lse)));
             for (size_t d = 0; d < K; d++)
                 ASSERT_NEAR(s->out[i * HK + h * K + d], out[d], j->bf16 ? 0x1p-9 + 1e-5 : 1e-5);
-            for (size_t key = 0; key < n; key++)
-                mass[key] += prob[key];
+            for (size_t key = from; key < n; key++)
+                mass[key] += prob[key - from];
         }
     for (size_t key = 0; j->mass && key < s->n_keys; key++) {
         const bool asked = key >= j->key0 && key < j->key0 + j->n_mass;
@@ -162,12 +168,37 @@ static void check(const struct job *j, const struct seq *s)
 static const struct {
     struct kern_shape sh;
     size_t n_keys, m;
+    unsigned window;
+    float cap;
 } cases[] = {
-    {{1, 1, 64}, 1, 1},      {{3, 1, 64}, 63, 5},     {{8, 1, 128}, 64, 2},  {{8, 2, 128}, 65, 17},
-    {{4, 2, 64}, 130, 33},   {{14, 2, 64}, 511, 9},   {{6, 1, 64}, 512, 11}, {{5, 1, 80}, 513, 7},
-    {{4, 2, 96}, 700, 21},   {{2, 1, 256}, 97, 20},   {{2, 2, 48}, 256, 40}, {{9, 3, 64}, 1100, 22},
-    {{8, 1, 128}, 1100, 16}, {{7, 1, 128}, 600, 19},  {{2, 1, 50}, 90, 6},   {{16, 1, 64}, 140, 1},
-    {{32, 1, 16}, 70, 3},    {{1, 1, 128}, 1025, 70}, {{4, 4, 256}, 40, 3},
+    {{1, 1, 64}, 1, 1},
+    {{3, 1, 64}, 63, 5},
+    {{8, 1, 128}, 64, 2},
+    {{8, 2, 128}, 65, 17},
+    {{4, 2, 64}, 130, 33},
+    {{14, 2, 64}, 511, 9},
+    {{6, 1, 64}, 512, 11},
+    {{5, 1, 80}, 513, 7},
+    {{4, 2, 96}, 700, 21},
+    {{2, 1, 256}, 97, 20},
+    {{2, 2, 48}, 256, 40},
+    {{9, 3, 64}, 1100, 22},
+    {{8, 1, 128}, 1100, 16},
+    {{7, 1, 128}, 600, 19},
+    {{2, 1, 50}, 90, 6},
+    {{16, 1, 64}, 140, 1},
+    {{32, 1, 16}, 70, 3},
+    {{1, 1, 128}, 1025, 70},
+    {{4, 4, 256}, 40, 3},
+    /* Windows of a key, of less than a tile, of a page, beyond a part; caps that bend scores. */
+    {{9, 3, 64}, 300, 80, 1, 0},
+    {{4, 2, 64}, 700, 33, 23, 0},
+    {{8, 1, 128}, 1100, 90, 64, 0},
+    {{2, 1, 256}, 1300, 40, 600, 2},
+    {{8, 2, 128}, 1700, 12, 513, 0},
+    {{2, 1, 50}, 200, 9, 65, 1},
+    {{6, 1, 64}, 600, 11, 4096, 3},
+    {{14, 2, 64}, 130, 60, 0, 0.5f},
 };
 
 TEST(rows_anywhere_match_the_oracle)
@@ -177,7 +208,13 @@ TEST(rows_anywhere_match_the_oracle)
     for (unsigned i = 0; (d = next_dev(i, &bf16)); i++) {
         for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
             struct seq s;
-            struct job j = {.d = d, .bf16 = bf16, .sh = cases[c].sh, .seq = &s, .n = 1};
+            struct job j = {.d = d,
+                            .bf16 = bf16,
+                            .sh = cases[c].sh,
+                            .window = cases[c].window,
+                            .cap = cases[c].cap,
+                            .seq = &s,
+                            .n = 1};
             seq_init(&s, j.sh, bf16, cases[c].n_keys, cases[c].m, 100 * c + 7);
             j.mass = malloc(s.n_keys * sizeof *j.mass);
             for (size_t key = 0; key < s.n_keys; key++)
@@ -199,7 +236,9 @@ TEST(rows_anywhere_match_the_oracle)
  * other rows come along: no bit of a row moves. */
 TEST(a_row_does_not_know_its_neighbours)
 {
-    static const struct kern_shape shapes[] = {{9, 3, 64}, {8, 1, 128}, {5, 1, 96}, {6, 1, 256}};
+    static const struct kern_shape shapes[] = {{9, 3, 64},  {8, 1, 128}, {5, 1, 96},
+                                               {6, 1, 256}, {9, 3, 64},  {2, 1, 128}};
+    static const unsigned windows[] = {0, 0, 0, 0, 70, 600};
     bool bf16;
     struct kn_dev *d;
     for (unsigned i = 0; (d = next_dev(i, &bf16)); i++) {
@@ -209,6 +248,7 @@ TEST(a_row_does_not_know_its_neighbours)
             uint64_t seed = c + 1;
             struct seq s;
             struct job j = {.d = d, .bf16 = bf16, .sh = shapes[c], .seq = &s, .n = 1};
+            j.window = windows[c], j.cap = windows[c] ? 4 : 0;
             seq_init(&s, j.sh, bf16, KEYS, M, 900 + c);
             ASSERT_OK(kern_run(d, true, 1, put_keys, &j));
             ASSERT_OK(kern_run(d, true, M, attend_rows, &j));
@@ -262,6 +302,7 @@ struct batch {
     float *mem, *q, *out, *lse, *k; /* k: [SEQS, 2, G, K] */
     int32_t *pos, *last;
     struct kern_shape sh;
+    unsigned window;
 };
 
 static bool is_nobody(size_t i)
@@ -327,6 +368,7 @@ static int attend_all(struct kn_stream *st, void *arg, size_t row0, size_t n)
                                    .kv = &b->kv,
                                    .layer = 1,
                                    .scale = scale_of(b->sh),
+                                   .window = b->window,
                                    .out = b->out,
                                    .ldo = HK,
                                    .lse = b->lse};
@@ -347,7 +389,7 @@ static void check_batch(struct kn_dev *d, bool bf16, struct batch *b)
     const size_t HK = (size_t)b->sh.H * b->sh.K, GK = (size_t)b->sh.G * b->sh.K, H = b->sh.H;
     for (size_t i = 0; i < SEQS; i++) {
         struct seq *s = &b->seq[i];
-        struct job one = {.d = d, .bf16 = bf16, .sh = b->sh, .seq = s, .n = 1};
+        struct job one = {.d = d, .bf16 = bf16, .sh = b->sh, .window = b->window, .seq = s, .n = 1};
         if (is_nobody(i)) { /* as kern_random() of scale 1 and seed 0 left it */
             float *was = kern_random(SEQS * HK, 0, 1);
             ASSERT_MEMEQ(b->out + i * HK, was + i * HK, HK * sizeof(float));
@@ -368,13 +410,16 @@ static void check_batch(struct kn_dev *d, bool bf16, struct batch *b)
 /* Of any length, some of them nobody's; how long the longest may be changes no bit. */
 TEST(many_sequences_are_what_each_is)
 {
-    static const struct kern_shape shapes[] = {{9, 3, 64}, {8, 1, 128}, {3, 1, 50}, {32, 1, 16}};
+    static const struct kern_shape shapes[] = {{9, 3, 64},  {8, 1, 128}, {3, 1, 50},
+                                               {32, 1, 16}, {8, 2, 64},  {3, 1, 50}};
+    static const unsigned windows[] = {0, 0, 0, 0, 50, 550};
     bool bf16;
     struct kn_dev *d;
     for (unsigned i = 0; (d = next_dev(i, &bf16)); i++) {
         for (size_t c = 0; c < sizeof shapes / sizeof *shapes; c++) {
             struct batch b;
             batch_init(&b, shapes[c], bf16, 77 + 100 * c);
+            b.window = windows[c];
             struct job keys = {.d = d, .bf16 = bf16, .sh = b.sh, .seq = b.seq, .n = SEQS};
             ASSERT_OK(kern_run(d, true, 1, put_keys, &keys));
             ASSERT_OK(kern_run(d, c != 0, 1, put_last, &b));

@@ -261,7 +261,7 @@ static int norm_and_multiply(struct kn_stream *st, void *arg, size_t row0, size_
         .a = act, .lda = F, .m = m, .w = c->down, .c = c->out, .ldc = D};
     int r = h && act ? kn_rmsnorm(st, c->x, D, m, D, c->norm, 1e-5f, h, D) : -ENOMEM;
     if (r == 0) r = kn_gemm(st, &up);
-    if (r == 0) r = kn_swiglu(st, c->gu, 2 * F, m, F, act, F);
+    if (r == 0) r = kn_glu(st, KN_SILU, c->gu, 2 * F, m, F, act, F);
     return r == 0 ? kn_gemm(st, &down) : r;
 }
 

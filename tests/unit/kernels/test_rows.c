@@ -55,6 +55,14 @@ static void norm_body(struct kn_stream *st)
         ASSERT_OK(kern_done(st, kn_rmsnorm_heads(st, x, ldx, m, 1, D, w, 1e-5f)));
         for (size_t i = 0; i < m; i++)
             ASSERT_MEMEQ(x + i * ldx, out + i * D, D * sizeof(float));
+        /* Added: the sum of what was there and the norm of these rows. */
+        float *sum = kern_random(m * D, 4, 1), *was = kern_random(m * D, 4, 1);
+        ASSERT_OK(kern_done(st, kn_rmsnorm(st, x, ldx, m, D, w, 1e-5f, out, D)));
+        ASSERT_OK(kern_done(st, kn_rmsnorm_add(st, x, ldx, m, D, w, 1e-5f, sum, D)));
+        for (size_t i = 0; i < m * D; i++)
+            ASSERT_EQ(sum[i], was[i] + out[i]);
+        free(sum);
+        free(was);
         free(x);
         free(w);
         free(out);
@@ -142,27 +150,66 @@ TEST(gelu)
     on_all(gelu_body);
 }
 
-static void swiglu_body(struct kn_stream *st)
+static double silu(double x)
+{
+    return x / (1 + exp(-x));
+}
+
+static double gelu_tanh(double x)
+{
+    return 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)));
+}
+
+static void check_glu(struct kn_stream *st, enum kn_act act, double (*want_of)(double x))
 {
     for (size_t z = 0; z < N_SIZES; z++) {
         size_t F = sizes[z], m = 19;
         float *g = kern_random(m * 2 * F, 4, 20), *out = kern_random(m * F, 5, 1);
         g[0] = 200, g[2 * F] = -200, g[4 * F] = 0;
-        ASSERT_OK(kern_done(st, kn_swiglu(st, g, 2 * F, m, F, out, F)));
+        ASSERT_OK(kern_done(st, kn_glu(st, act, g, 2 * F, m, F, out, F)));
         for (size_t i = 0; i < m; i++)
             for (size_t d = 0; d < F; d++) {
                 double x = (double)g[i * 2 * F + d], u = (double)g[i * 2 * F + F + d];
-                double want = x / (1 + exp(-x)) * u;
-                ASSERT_NEAR(out[i * F + d], want, 1e-6 * fabs(want) + 1e-30);
+                double want = want_of(x) * u, far = act == KN_SILU ? 1e-30 : 1e-7;
+                ASSERT_NEAR(out[i * F + d], want, 1e-6 * fabs(want) + far);
             }
         free(g);
         free(out);
     }
 }
 
-TEST(swiglu)
+static void glu_body(struct kn_stream *st)
 {
-    on_all(swiglu_body);
+    check_glu(st, KN_SILU, silu);
+    check_glu(st, KN_GELU_TANH, gelu_tanh); /* whose oracle cancels where x is far below 0 */
+}
+
+TEST(gated_units)
+{
+    on_all(glu_body);
+}
+
+static void softcap_body(struct kn_stream *st)
+{
+    for (size_t z = 0; z < N_SIZES; z++) {
+        const size_t n = sizes[z], m = 3, ld = n + 3;
+        float *x = kern_random(m * ld, 4, 200), *was = kern_random(m * ld, 4, 200);
+        x[0] = was[0] = 1e30f, x[ld] = was[ld] = -INFINITY, x[2 * ld] = was[2 * ld] = 0;
+        ASSERT_OK(kern_done(st, kn_softcap(st, x, ld, m, n, 30)));
+        for (size_t i = 0; i < m * ld; i++) {
+            const bool inside = i % ld < n;
+            const double want = inside ? 30 * tanh((double)was[i] / 30) : (double)was[i];
+            ASSERT_NEAR(x[i], want, 1e-5);
+        }
+        ASSERT_ERR(kn_softcap(st, x, ld, m, n, 0), -EINVAL);
+        free(x);
+        free(was);
+    }
+}
+
+TEST(softcap)
+{
+    on_all(softcap_body);
 }
 
 static void rope_body(struct kn_stream *st)
