@@ -159,7 +159,7 @@ static double guess_ms_per_token(const struct worker *w)
 static int open_store(struct worker *w, struct err *err)
 {
     const struct model_cfg *c = model_config(w->model);
-    struct model_rope rope = c->rope;
+    struct model_rope rope = model_rope_for(&c->rope, w->ctx_max);
     const struct wk_tier_opts *t = &w->o.tiers;
     struct store_opts o = {.ram_bytes = w->o.ram_bytes,
                            .ram_policy = t->policy,
@@ -169,15 +169,15 @@ static int open_store(struct worker *w, struct err *err)
                            .auth_key = t->has_secret ? t->auth_key : NULL};
     int rc;
 
-    rope.freq_factors = NULL; /* a pointer; the factors are part of the model's fingerprint */
+    rope.freq_factors = NULL; /* pointers; the factors are part of the model's fingerprint */
     w->sink_token = w->profile.sink_tokens ? chat_sink(w->chat, w->tok) : -1;
-    w->ident =
-        (struct tier_ident){.rope_regime = XXH32(&rope, sizeof rope, 0),
-                            .dtype = kv_dtype(w, c),
-                            .sink_token = w->sink_token < 0 ? UINT32_MAX : (uint32_t)w->sink_token,
-                            .L = c->L,
-                            .G = c->G,
-                            .K = c->K};
+    w->ident = (struct tier_ident){
+        .rope_regime = XXH32(&rope, offsetof(struct model_rope, long_factors), 0),
+        .dtype = kv_dtype(w, c),
+        .sink_token = w->sink_token < 0 ? UINT32_MAX : (uint32_t)w->sink_token,
+        .L = c->L,
+        .G = c->G,
+        .K = c->K};
     memcpy(w->ident.model, c->fingerprint, sizeof w->ident.model);
     tok_fingerprint(w->tok, w->ident.tokenizer);
     memcpy(w->ident.secret, t->secret, sizeof w->ident.secret);

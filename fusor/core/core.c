@@ -30,6 +30,12 @@ static void packed(struct packer *p, double n)
     if (p->o->progress) p->o->progress(p->o->progress_ctx, p->done / p->total);
 }
 
+static void scale_rows(float *x, size_t n, float by)
+{
+    for (size_t i = 0; by != 1 && i < n; i++)
+        x[i] *= by;
+}
+
 /* From row `at` of the matrix on. Random rows are made where they are needed. */
 static int pack_rows(struct packer *p, enum model_w w, unsigned layer, struct kn_mat *to, size_t at)
 {
@@ -45,6 +51,7 @@ static int pack_rows(struct packer *p, enum model_w w, unsigned layer, struct kn
     for (size_t r0 = 0; r0 < rows; r0 += step) {
         const size_t now = rows - r0 < step ? rows - r0 : step;
         int r = model_rows(m, w, layer, r0, now, p->rows);
+        if (w == MODEL_EMBED) scale_rows(p->rows, now * k, p->c->cfg.embed_scale);
         if (r == 0) r = kn_mat_fill(to, at + r0, now, p->rows);
         if (r < 0) return r;
         packed(p, (double)(now * k));
@@ -103,7 +110,8 @@ static int pack(struct packer *p, const enum model_w *w, size_t n_w, unsigned la
     return pack_as(p, kn_mat_create, w, n_w, layer, ret);
 }
 
-/* One or two vectors joined; absent ones leave *ret NULL. */
+/* One or two vectors joined; absent ones leave *ret NULL. What scales logits goes into the norm in
+ * front of the head, which is linear. */
 static int vectors(struct packer *p, const enum model_w *w, size_t n_w, unsigned layer, float **ret)
 {
     const struct model *m = p->c->model;
@@ -116,6 +124,7 @@ static int vectors(struct packer *p, const enum model_w *w, size_t n_w, unsigned
         if (r < 0) return r;
         n += cols;
     }
+    if (w[0] == MODEL_NORM_OUT) scale_rows(p->rows, n, p->c->cfg.logit_scale);
     *ret = kn_mem_alloc(p->c->dev, KN_MEM_DEVICE, n * sizeof(**ret));
     return *ret ? kn_mem_copy(p->c->dev, *ret, p->rows, n * sizeof(**ret)) : -ENOMEM;
 }
@@ -125,6 +134,20 @@ static int vectors(struct packer *p, const enum model_w *w, size_t n_w, unsigned
     {                                                                                              \
         __VA_ARGS__                                                                                \
     }
+
+/* What is the layer's own beside its weights. */
+static void set_kind(struct fus_core *c, unsigned l)
+{
+    const struct model_cfg *g = &c->cfg;
+    struct fus_layer *w = &c->layer[l];
+    const bool local = model_layer_is(g, l, MODEL_LAYER_LOCAL);
+    w->rope = model_layer_is(g, l, MODEL_LAYER_NOPE) ? NULL : &c->rope[local];
+    w->window = local ? g->window : 0;
+    w->q.n_norms = g->qk_norm_wide ? 1 : g->H;
+    w->kv.n_norms = g->qk_norm_wide ? 1 : g->G;
+    w->q.n_norm = (size_t)(g->qk_norm_wide ? g->H : 1) * g->K;
+    w->kv.n_norm = (size_t)(g->qk_norm_wide ? g->G : 1) * g->K;
+}
 
 static int load_layer(struct packer *p, unsigned l)
 {
@@ -136,14 +159,14 @@ static int load_layer(struct packer *p, unsigned l)
     if (r == 0) r = pack(p, W(MODEL_DOWN), 1, l, &w->down);
     if (r == 0) r = vectors(p, W(MODEL_NORM_ATTN), 1, l, &w->norm_attn);
     if (r == 0) r = vectors(p, W(MODEL_NORM_FFN), 1, l, &w->norm_ffn);
+    if (r == 0) r = vectors(p, W(MODEL_POST_ATTN), 1, l, &w->post_attn);
+    if (r == 0) r = vectors(p, W(MODEL_POST_FFN), 1, l, &w->post_ffn);
     if (r == 0) r = vectors(p, W(MODEL_K_BIAS, MODEL_V_BIAS), 2, l, &w->kv.bias);
     if (r == 0) r = vectors(p, W(MODEL_Q_BIAS), 1, l, &w->q.bias);
     if (r == 0) r = vectors(p, W(MODEL_O_BIAS), 1, l, &w->o.bias);
     if (r == 0) r = vectors(p, W(MODEL_Q_NORM), 1, l, &w->q.norm);
     if (r == 0) r = vectors(p, W(MODEL_K_NORM), 1, l, &w->kv.norm);
-    w->q.n_heads = p->c->cfg.H;
-    w->kv.n_heads = p->c->cfg.G;
-    if (r == 0 && (!w->norm_attn || !w->norm_ffn)) r = -EBADMSG;
+    set_kind(p->c, l);
     return r;
 }
 
@@ -188,30 +211,47 @@ static int open_device(struct fus_core *c, const struct kn_dev_opts *opts, struc
 
 /* ---- rope tables ---- */
 
-static int make_rope(struct fus_core *c)
+/* cos, then sin [ctx_max, n_rot/2] of each position, into the tables of kind i. */
+static int make_rope(struct fus_core *c, const struct model_rope *settings, size_t i, float *tab,
+                     float *freq)
 {
-    const size_t half = c->cfg.K / 2, n = (size_t)c->ctx_max * half;
+    const size_t half = c->cfg.n_rot / 2, n = (size_t)c->ctx_max * half;
+    const struct model_rope r = model_rope_for(settings, c->ctx_max);
+    float *to = c->rope_tab + i * 2 * n, mscale = 1;
+    model_rope_freqs(&c->cfg, &r, freq, &mscale);
+    for (size_t p = 0; p < c->ctx_max; p++)
+        for (size_t j = 0; j < half; j++) {
+            const double angle = (double)p * (double)freq[j];
+            tab[p * half + j] = (float)cos(angle);
+            tab[n + p * half + j] = (float)sin(angle);
+        }
+    c->rope[i] = (struct kn_rope){.K = c->cfg.K,
+                                  .n_rot = c->cfg.n_rot,
+                                  .cos = to,
+                                  .sin = to + n,
+                                  .pos_cap = c->ctx_max,
+                                  .mscale = mscale};
+    return kn_mem_copy(c->dev, to, tab, 2 * n * sizeof(*tab));
+}
+
+static bool same_rope(const struct model_rope *a, const struct model_rope *b)
+{
+    return a->type == b->type && a->base == b->base && a->factor == b->factor &&
+           a->freq_factors == b->freq_factors;
+}
+
+static int make_ropes(struct fus_core *c)
+{
+    const struct model_cfg *g = &c->cfg;
+    const size_t half = g->n_rot / 2, n = (size_t)c->ctx_max * half;
+    const size_t kinds = same_rope(&g->rope, &g->rope_local) ? 1 : 2;
     float *freq = mem_alloc(half * sizeof(*freq));
     float *tab = mem_alloc(2 * n * sizeof(*tab));
-    c->rope_tab = kn_mem_alloc(c->dev, KN_MEM_DEVICE, 2 * n * sizeof(*tab));
+    c->rope_tab = kn_mem_alloc(c->dev, KN_MEM_DEVICE, kinds * 2 * n * sizeof(*tab));
     int r = freq && tab && c->rope_tab ? 0 : -ENOMEM;
-    if (r < 0) goto out;
-    float mscale = 1;
-    model_rope_freqs(&c->cfg, freq, &mscale);
-    for (size_t p = 0; p < c->ctx_max; p++)
-        for (size_t i = 0; i < half; i++) {
-            const double angle = (double)p * (double)freq[i];
-            tab[p * half + i] = (float)cos(angle);
-            tab[n + p * half + i] = (float)sin(angle);
-        }
-    r = kn_mem_copy(c->dev, c->rope_tab, tab, 2 * n * sizeof(*tab));
-    c->rope = (struct kn_rope){.K = c->cfg.K,
-                               .n_rot = c->cfg.K,
-                               .cos = c->rope_tab,
-                               .sin = c->rope_tab + n,
-                               .pos_cap = c->ctx_max,
-                               .mscale = mscale};
-out:
+    if (r == 0) r = make_rope(c, &g->rope, 0, tab, freq);
+    if (r == 0 && kinds > 1) r = make_rope(c, &g->rope_local, 1, tab, freq);
+    if (kinds == 1) c->rope[1] = c->rope[0];
     mem_free(freq);
     mem_free(tab);
     return r;
@@ -233,7 +273,7 @@ static uint64_t work_bytes(const struct fus_core *c)
     const uint64_t D = g->D, F = g->F, HK = (uint64_t)g->H * g->K, GK = (uint64_t)g->G * g->K;
     uint64_t rows = fus_slice_rows(c, c->ctx_max) * 3 / 2;
     if (rows > c->ctx_max) rows = c->ctx_max;
-    return rows * (12 * F + 12 * HK + 8 * GK + 4 * D) / 4 * 5 + (uint64_t)c->ctx_max * 8 * D;
+    return rows * (12 * F + 12 * HK + 8 * GK + 8 * D) / 4 * 5 + (uint64_t)c->ctx_max * 8 * D;
 }
 
 /* Chosen: 7/8 of what is left, or what prefills leave of it. */
@@ -415,7 +455,7 @@ int fus_core_create(const struct model *m, const struct fus_core_opts *o, struct
         c->page_stride = (c->page_stride + unit - 1) / unit * unit;
     }
     c->page_bytes = c->page_stride * kn_info(c->dev)->kv_value_bytes;
-    r = make_rope(c);
+    r = make_ropes(c);
     if (r == 0) r = load_weights(c, o);
     if (r < 0) {
         (void)err_set(err, r, "loading the weights failed (%s)", err_name(r));
@@ -444,6 +484,8 @@ static void layer_fini(struct kn_dev *d, struct fus_layer *w)
     }
     kn_mem_free(d, w->norm_attn);
     kn_mem_free(d, w->norm_ffn);
+    kn_mem_free(d, w->post_attn);
+    kn_mem_free(d, w->post_ffn);
 }
 
 void fus_core_destroy(struct fus_core *c)

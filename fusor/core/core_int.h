@@ -13,8 +13,9 @@ struct fus_linear {
     struct kn_mat *w; /* [n, k] */
     float *bias;      /* [n] or NULL */
     size_t n, k;
-    float *norm; /* [K] of each of the first n_heads heads, or NULL */
-    unsigned n_heads;
+    float *norm; /* [n_norm] of each of the first n_norms such parts of a row, or NULL */
+    unsigned n_norms;
+    size_t n_norm;
 };
 struct fus_layer {
     struct fus_linear kv;        /* [2*G*K, D]: K rows, then V rows */
@@ -22,7 +23,10 @@ struct fus_layer {
     struct fus_linear o;         /* [D, H*K] */
     struct fus_linear gu;        /* [2*F, D]: gate rows, then up rows */
     struct fus_linear down;      /* [D, F] */
-    float *norm_attn, *norm_ffn; /* [D] */
+    float *norm_attn, *norm_ffn; /* [D] in front of both, */
+    float *post_attn, *post_ffn; /* [D] and behind; NULL: there is none */
+    const struct kn_rope *rope;  /* NULL: nothing is rotated */
+    unsigned window;             /* keys that a row sees; 0: all */
 };
 
 /* Work memory of a prefill: one part that only operations touch, one that the host shares. */
@@ -52,8 +56,8 @@ struct fus_core {
     struct fus_linear lm_head; /* [V, D] */
     struct fus_linear embed; /* [V, D] where the device cannot read the model's file, else empty */
     float *norm_out;         /* [D] */
-    struct kn_rope rope;
-    float *rope_tab; /* cos, then sin */
+    struct kn_rope rope[2];  /* of local layers the second */
+    float *rope_tab;         /* cos, then sin, of the first, then of the second where it differs */
     enum fus_fault fault;
     unsigned ctx_max;
     /* page pool */
@@ -121,6 +125,8 @@ struct fus_phase {
 /* Of rows [row0, row0 + m): phase A puts K,V into the pages, phase B does attention and FFN. */
 int fus_phase_a(struct fus_phase *p, size_t row0, size_t m);
 int fus_phase_b(struct fus_phase *p, size_t row0, size_t m);
+/* What attention of this layer has in common for all rows: heads, pages, scale, bounds. */
+struct kn_attn_args fus_attn_args(const struct fus_core *c, const struct kn_kv *kv, unsigned layer);
 /* Final norm and head of rows x [n, D] into logits [n, V]. */
 int fus_phase_logits(struct fus_core *c, const float *x, size_t n, const atomic_bool *cancel,
                      float *logits);

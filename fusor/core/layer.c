@@ -14,7 +14,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { SLOT_H, SLOT_KV, SLOT_Q, SLOT_ATT /* decode */, SLOT_GU, SLOT_ACT, SLOT_LSE };
+enum { SLOT_H, SLOT_KV, SLOT_Q, SLOT_ATT /* decode */, SLOT_GU, SLOT_ACT, SLOT_LSE, SLOT_POST };
 
 typedef int (*section_fn)(struct kn_dev *d, size_t n, const atomic_bool *cancel, kn_rows_fn fn,
                           void *arg);
@@ -43,13 +43,55 @@ static int linear(struct kn_stream *st, const struct fus_linear *w, const float 
     return kn_gemm(st, &g);
 }
 
-/* The same for K (and V) or Q, whose heads some models norm. */
+/* The same for K (and V) or Q, which some models norm. */
 static int project(struct kn_stream *st, const struct fus_core *c, const struct fus_linear *w,
                    const float *a, size_t m, float *to)
 {
     int r = linear(st, w, a, m, to, false);
     if (r < 0 || !w->norm) return r;
-    return kn_rmsnorm_heads(st, to, w->n, m, w->n_heads, c->cfg.K, w->norm, c->cfg.rms_eps);
+    return kn_rmsnorm_heads(st, to, w->n, m, w->n_norms, w->n_norm, w->norm, c->cfg.rms_eps);
+}
+
+struct span { /* m rows of the residual [m, D] */
+    struct kn_stream *st;
+    const struct fus_core *c;
+    float *x;
+    size_t m;
+};
+
+/* *ret: what a half of a layer reads of its rows, for products with w: normed, if a norm stands in
+ * front of it. */
+static int half_in(const struct span *s, const float *norm, const struct fus_linear *w,
+                   const float **ret)
+{
+    const size_t D = s->c->cfg.D;
+    *ret = s->x;
+    if (!norm) return 0;
+    float *h = kn_operand(s->st, SLOT_H, s->m, w->w); /* [m, D] */
+    *ret = h;
+    return h ? kn_rmsnorm(s->st, s->x, D, s->m, D, norm, s->c->cfg.rms_eps, h, D) : -ENOMEM;
+}
+
+/* What it gives, a [m, k] times w, is added to its rows, normed first if a norm stands behind. */
+static int half_out(const struct span *s, const float *norm, const struct fus_linear *w,
+                    const float *a)
+{
+    const size_t D = s->c->cfg.D;
+    if (!norm) return linear(s->st, w, a, s->m, s->x, true);
+    float *y = kn_scratch(s->st, SLOT_POST, s->m * D * sizeof(*y));
+    if (!y) return -ENOMEM;
+    int r = linear(s->st, w, a, s->m, y, false);
+    return r < 0 ? r : kn_rmsnorm_add(s->st, y, D, s->m, D, norm, s->c->cfg.rms_eps, s->x, D);
+}
+
+struct kn_attn_args fus_attn_args(const struct fus_core *c, const struct kn_kv *kv, unsigned layer)
+{
+    return (struct kn_attn_args){.H = c->cfg.H,
+                                 .kv = kv,
+                                 .layer = layer,
+                                 .scale = c->cfg.attn_scale,
+                                 .cap = c->cfg.attn_cap,
+                                 .window = c->layer[layer].window};
 }
 
 /* Embeddings of m tokens: from the device's table, or straight from the model's file. */
@@ -58,8 +100,11 @@ static int embed_rows(struct kn_stream *st, const struct fus_core *c, const int3
 {
     if (c->embed.w) return kn_embed(st, c->embed.w, tok, m, x, c->cfg.D);
     for (size_t i = 0; i < m; i++) {
-        int r = model_rows(c->model, MODEL_EMBED, 0, (size_t)tok[i], 1, x + i * c->cfg.D);
+        float *row = x + i * c->cfg.D;
+        int r = model_rows(c->model, MODEL_EMBED, 0, (size_t)tok[i], 1, row);
         if (r < 0) return r;
+        for (size_t j = 0; c->cfg.embed_scale != 1 && j < c->cfg.D; j++)
+            row[j] *= c->cfg.embed_scale;
     }
     return 0;
 }
@@ -82,17 +127,18 @@ static int block_a(struct kn_stream *st, void *arg, size_t row, size_t m)
     const size_t row0 = s->row0 + row;
     const struct model_cfg *cfg = &p->core->cfg;
     const struct fus_layer *w = &p->core->layer[p->layer];
-    const size_t D = cfg->D, GK = (size_t)cfg->G * cfg->K;
-    float *h = kn_operand(st, SLOT_H, m, w->kv.w);               /* [m, D] */
+    const size_t GK = (size_t)cfg->G * cfg->K;
     float *k = kn_scratch(st, SLOT_KV, m * 2 * GK * sizeof(*k)); /* [m, 2*G*K] */
-    if (!h || !k) return -ENOMEM;
+    const struct span span = {st, p->core, p->x + row0 * cfg->D, m};
+    const float *h;
+    if (!k) return -ENOMEM;
     int r = 0;
     const struct kv_rows rows = {st, p->layer, row0, m, k, k + GK, 2 * GK};
-    if (p->embed_tok) r = embed_rows(st, p->core, p->embed_tok + row0, m, p->x + row0 * D);
-    if (r == 0) r = kn_rmsnorm(st, p->x + row0 * D, D, m, D, w->norm_attn, cfg->rms_eps, h, D);
+    if (p->embed_tok) r = embed_rows(st, p->core, p->embed_tok + row0, m, span.x);
+    if (r == 0) r = half_in(&span, w->norm_attn, &w->kv, &h);
     if (r == 0) r = project(st, p->core, &w->kv, h, m, k);
     if (r == 0 && p->hook) r = p->hook(p->hook_ctx, &rows);
-    if (r == 0) r = kn_rope(st, &p->core->rope, k, 2 * GK, m, cfg->G, p->pos + row0);
+    if (r == 0 && w->rope) r = kn_rope(st, w->rope, k, 2 * GK, m, cfg->G, p->pos + row0);
     return r < 0 ? r
                  : kn_kv_put(st, &p->kv, p->layer, slots(p) + row0, m, k, 2 * GK, k + GK, 2 * GK);
 }
@@ -125,25 +171,18 @@ static int attend(struct kn_stream *st, const struct fus_phase *p, size_t row0, 
 {
     const struct model_cfg *cfg = &p->core->cfg;
     const struct fus_layer *w = &p->core->layer[p->layer];
-    const size_t D = cfg->D, HK = (size_t)cfg->H * cfg->K;
-    float *h = kn_operand(st, SLOT_H, m, w->q.w);
+    const size_t HK = (size_t)cfg->H * cfg->K;
+    const float *h;
     float *q = kn_scratch(st, SLOT_Q, m * HK * sizeof(*q)); /* [m, H*K] */
     float *lse = p->keep_q ? kn_scratch(st, SLOT_LSE, m * cfg->H * sizeof(*lse)) : NULL;
-    if (!h || !q || (p->keep_q && !lse)) return -ENOMEM;
-    int r = kn_rmsnorm(st, p->x + row0 * D, D, m, D, w->norm_attn, cfg->rms_eps, h, D);
+    if (!q || (p->keep_q && !lse)) return -ENOMEM;
+    const struct span span = {st, p->core, p->x + row0 * cfg->D, m};
+    int r = half_in(&span, w->norm_attn, &w->q, &h);
     if (r == 0) r = project(st, p->core, &w->q, h, m, q);
-    if (r == 0) r = kn_rope(st, &p->core->rope, q, HK, m, cfg->H, p->pos + row0);
-    const struct kn_attn_args a = {.q = q,
-                                   .ldq = HK,
-                                   .m = m,
-                                   .pos = slots(p) + row0,
-                                   .H = cfg->H,
-                                   .kv = &p->kv,
-                                   .layer = p->layer,
-                                   .scale = cfg->attn_scale,
-                                   .out = att,
-                                   .ldo = HK,
-                                   .lse = lse};
+    if (r == 0 && w->rope) r = kn_rope(st, w->rope, q, HK, m, cfg->H, p->pos + row0);
+    struct kn_attn_args a = fus_attn_args(p->core, &p->kv, p->layer);
+    a.q = q, a.ldq = HK, a.m = m, a.pos = slots(p) + row0;
+    a.out = att, a.ldo = HK, a.lse = lse;
     if (r == 0) r = kn_attn(st, &a);
     if (r == 0 && p->keep_q) r = keep_scores(st, p, row0, m, q, lse);
     return r;
@@ -154,15 +193,16 @@ static int feed_forward(struct kn_stream *st, const struct fus_core *c, unsigned
 {
     const struct model_cfg *cfg = &c->cfg;
     const struct fus_layer *w = &c->layer[layer];
-    const size_t D = cfg->D, F = cfg->F;
-    float *h = kn_operand(st, SLOT_H, m, w->gu.w);
+    const size_t F = cfg->F;
+    const float *h;
     float *gu = kn_scratch(st, SLOT_GU, m * 2 * F * sizeof(*gu)); /* [m, 2*F] */
     float *act = kn_operand(st, SLOT_ACT, m, w->down.w);          /* [m, F] */
-    if (!h || !gu || !act) return -ENOMEM;
-    int r = kn_rmsnorm(st, x, D, m, D, w->norm_ffn, cfg->rms_eps, h, D);
+    if (!gu || !act) return -ENOMEM;
+    const struct span span = {st, c, x, m};
+    int r = half_in(&span, w->norm_ffn, &w->gu, &h);
     if (r == 0) r = linear(st, &w->gu, h, m, gu, false);
-    if (r == 0) r = kn_glu(st, KN_SILU, gu, 2 * F, m, F, act, F);
-    return r < 0 ? r : linear(st, &w->down, act, m, x, true);
+    if (r == 0) r = kn_glu(st, cfg->act, gu, 2 * F, m, F, act, F);
+    return r < 0 ? r : half_out(&span, w->post_ffn, &w->down, act);
 }
 
 static int block_attend(struct kn_stream *st, void *arg, size_t row, size_t m)
@@ -179,9 +219,9 @@ static int block_rest(struct kn_stream *st, void *arg, size_t row, size_t m)
     const struct model_cfg *cfg = &p->core->cfg;
     const struct fus_layer *w = &p->core->layer[p->layer];
     const size_t HK = (size_t)cfg->H * cfg->K;
-    float *x = p->x + (s->row0 + row) * cfg->D;
-    int r = linear(st, &w->o, p->att + row * HK, m, x, true);
-    return r < 0 ? r : feed_forward(st, p->core, p->layer, x, m);
+    const struct span span = {st, p->core, p->x + (s->row0 + row) * cfg->D, m};
+    int r = half_out(&span, w->post_attn, &w->o, p->att + row * HK);
+    return r < 0 ? r : feed_forward(st, p->core, p->layer, span.x, m);
 }
 
 /* Two sections: rows differ in attention and are equal behind it, so each gets the cut that suits
@@ -236,6 +276,7 @@ static int block_logits(struct kn_stream *st, void *arg, size_t row0, size_t m)
     float *near = a->far ? kn_scratch(st, SLOT_GU, m * cfg->V * sizeof(*near)) : out;
     if (!near) return -ENOMEM;
     r = linear(st, &a->c->lm_head, h, m, near, false);
+    if (r == 0 && cfg->logit_cap > 0) r = kn_softcap(st, near, cfg->V, m, cfg->V, cfg->logit_cap);
     return r < 0 || near == out ? r : kn_copy(st, out, near, m * cfg->V * sizeof(*near));
 }
 
@@ -317,36 +358,30 @@ static int decode_attention(struct kn_stream *st, const struct decode *d, unsign
     if (!k || !q) return -ENOMEM;
     int r = project(st, d->c, &w->kv, h, n, k);
     if (r == 0) r = project(st, d->c, &w->q, h, n, q);
-    if (r == 0) r = kn_rope(st, &d->c->rope, k, 2 * GK, n, cfg->G, pos);
-    if (r == 0) r = kn_rope(st, &d->c->rope, q, HK, n, cfg->H, pos);
+    if (r == 0 && w->rope) r = kn_rope(st, w->rope, k, 2 * GK, n, cfg->G, pos);
+    if (r == 0 && w->rope) r = kn_rope(st, w->rope, q, HK, n, cfg->H, pos);
     if (r == 0) r = kn_kv_put(st, &d->kv, layer, pos, n, k, 2 * GK, k + GK, 2 * GK);
-    const struct kn_attn_args a = {.q = q,
-                                   .ldq = HK,
-                                   .m = n,
-                                   .pos = pos,
-                                   .H = cfg->H,
-                                   .kv = &d->kv,
-                                   .layer = layer,
-                                   .scale = cfg->attn_scale,
-                                   .out = att,
-                                   .ldo = HK};
+    struct kn_attn_args a = fus_attn_args(d->c, &d->kv, layer);
+    a.q = q, a.ldq = HK, a.m = n, a.pos = pos;
+    a.out = att, a.ldo = HK;
     return r < 0 ? r : kn_attn(st, &a);
 }
 
 static int decode_layers(struct kn_stream *st, const struct decode *d, size_t n)
 {
     const struct model_cfg *cfg = &d->c->cfg;
-    const size_t D = cfg->D, HK = (size_t)cfg->H * cfg->K;
+    const size_t HK = (size_t)cfg->H * cfg->K;
     float *x = d->c->dec.x;
+    const struct span span = {st, d->c, x, n};
     int r = embed_rows(st, d->c, d->rows.tok, n, x);
     for (unsigned l = 0; r == 0 && l < cfg->L; l++) {
         const struct fus_layer *w = &d->c->layer[l];
-        float *h = kn_operand(st, SLOT_H, n, w->kv.w); /* q's as well */
+        const float *h; /* q's as well */
         float *att = kn_scratch(st, SLOT_ATT, n * HK * sizeof(*att));
-        if (!h || !att) return -ENOMEM;
-        r = kn_rmsnorm(st, x, D, n, D, w->norm_attn, cfg->rms_eps, h, D);
+        if (!att) return -ENOMEM;
+        r = half_in(&span, w->norm_attn, &w->kv, &h);
         if (r == 0) r = decode_attention(st, d, l, n, h, att);
-        if (r == 0) r = linear(st, &w->o, att, n, x, true);
+        if (r == 0) r = half_out(&span, w->post_attn, &w->o, att);
         if (r == 0) r = feed_forward(st, d->c, l, x, n);
     }
     return r;

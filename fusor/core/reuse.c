@@ -165,18 +165,19 @@ static int place_batch(struct batch *b)
     const struct fus_prefill *f = b->p->f;
     const size_t n = b->n;
     b->n = 0;
-    return kn_kv_load(b->st, &f->kv, b->p->layer, &f->core->rope, b->piece, n);
+    return kn_kv_load(b->st, &f->kv, b->p->layer, f->core->layer[b->p->layer].rope, b->piece, n);
 }
 
-/* Rows [lo, hi) of a range to pos0 and on. */
+/* Rows [lo, hi) of a range to pos0 and on, rotated to rot0 and on where the layer rotates. */
 static int add_rows(struct batch *b, const struct pre_range *g, size_t lo, size_t hi, int32_t pos0,
                     int32_t rot0)
 {
-    const struct model_cfg *cfg = &b->p->f->core->cfg;
+    const struct fus_core *c = b->p->f->core;
+    const struct model_cfg *cfg = &c->cfg;
     const size_t at = lo * kn_row_bytes(g->cur.dtype, cfg->G, cfg->K);
     int r = b->n == KN_PIECES ? place_batch(b) : 0;
     b->piece[b->n++] = (struct kn_stored){.pos0 = pos0,
-                                          .rot0 = rot0,
+                                          .rot0 = c->layer[b->p->layer].rope ? rot0 : -1,
                                           .n = hi - lo,
                                           .k = (const char *)g->cur.k + at,
                                           .v = (const char *)g->cur.v + at,
@@ -344,18 +345,11 @@ int fus_mass_add(struct fus_prefill *f, unsigned layer, const int32_t *pos)
 {
     const struct model_cfg *cfg = &f->core->cfg;
     const size_t n_keys = fus_mass_keys(f, pos);
-    struct mass a = {.f = f,
-                     .q = {.q = f->b.keep_q,
-                           .ldq = (size_t)cfg->H * cfg->K,
-                           .m = f->n_suffix,
-                           .pos = fus_seen(f, pos + f->n_rows - f->n_suffix),
-                           .H = cfg->H,
-                           .kv = &f->kv,
-                           .layer = layer,
-                           .scale = cfg->attn_scale,
-                           .lse = f->b.keep_lse},
-                     .n_keys = n_keys};
+    struct mass a = {f, fus_attn_args(f->core, &f->kv, layer), n_keys};
     if (n_keys == 0) return 0;
+    a.q.q = f->b.keep_q, a.q.ldq = (size_t)cfg->H * cfg->K, a.q.m = f->n_suffix;
+    a.q.pos = fus_seen(f, pos + f->n_rows - f->n_suffix);
+    a.q.lse = f->b.keep_lse;
     return kn_rows(f->core->dev, n_keys, f->plan.cancel, mass_block, &a);
 }
 

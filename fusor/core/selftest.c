@@ -137,6 +137,7 @@ static int compare(const struct trial *t, const char *what, struct err *err)
 
 struct turn {
     struct fus_core *c;
+    const struct kn_rope *rope;
     float *a;     /* [4, K]: key, key moved, query, query moved */
     int32_t *pos; /* [4] */
 };
@@ -145,17 +146,17 @@ static int turn_block(struct kn_stream *st, void *arg, size_t row0, size_t n)
 {
     struct turn *t = arg;
     const size_t K = t->c->cfg.K;
-    return kn_rope(st, &t->c->rope, t->a + row0 * K, K, n, 1, t->pos + row0);
+    return kn_rope(st, t->rope, t->a + row0 * K, K, n, 1, t->pos + row0);
 }
 
 /* q(p)·k(j) == q(p+d)·k(j+d). */
-static int reposition(struct fus_core *c, struct err *err)
+static int reposition(struct fus_core *c, const struct kn_rope *rope, struct err *err)
 {
     const size_t K = c->cfg.K;
     const int32_t d = (int32_t)(c->ctx_max / 2);
     float *mem = kn_mem_alloc(c->dev, KN_MEM_SHARED, (4 * K + 4) * sizeof(float));
     if (!mem) return -ENOMEM;
-    struct turn t = {c, mem, (int32_t *)(void *)(mem + 4 * K)};
+    struct turn t = {c, rope, mem, (int32_t *)(void *)(mem + 4 * K)};
     t.pos[0] = 3, t.pos[1] = 3 + d, t.pos[2] = 11, t.pos[3] = 11 + d;
     for (size_t i = 0; i < K; i++) {
         t.a[i] = t.a[K + i] = sinf((float)(i * 7 + 1));
@@ -211,7 +212,8 @@ int fus_core_self_test(struct fus_core *c, struct err *err)
         return err_set(err, -EBADMSG, "self-test: the model is too small to blend");
     struct trial t = {.c = c};
     int r = trial_init(&t);
-    if (r == 0) r = reposition(c, err);
+    for (size_t i = 0; r == 0 && i < 2; i++)
+        r = reposition(c, &c->rope[i], err);
     if (r == 0) r = prefill(&t, POL_FULL, true, t.full);
     if (r == 0) r = prefill(&t, POL_REUSE, false, t.got);
     if (r == 0) r = compare(&t, "the prompt's own KV put back", err);

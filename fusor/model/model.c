@@ -19,8 +19,16 @@
 #define XXH_STATIC_LINKING_ONLY
 #include <xxhash.h>
 
-enum dim { DIM_1, DIM_D, DIM_V, DIM_F, DIM_K, DIM_HK, DIM_GK };
-enum when { ALWAYS_THERE, UNLESS_TIED, WITH_QKV_BIAS, WITH_O_BIAS, WITH_QK_NORM };
+enum dim { DIM_1, DIM_D, DIM_V, DIM_F, DIM_HK, DIM_GK, DIM_Q_NORM, DIM_K_NORM };
+enum when {
+    ALWAYS_THERE,
+    UNLESS_TIED,
+    NORMS_BEFORE,
+    NORMS_BEHIND,
+    WITH_QKV_BIAS,
+    WITH_O_BIAS,
+    WITH_QK_NORM
+};
 #define N_GLOBAL MODEL_NORM_ATTN /* kinds before it are not per layer */
 
 static const struct weight_kind {
@@ -31,9 +39,8 @@ static const struct weight_kind {
     [MODEL_EMBED] = {"token_embd.weight", "model.embed_tokens.weight", DIM_V, DIM_D, ALWAYS_THERE},
     [MODEL_NORM_OUT] = {"output_norm.weight", "model.norm.weight", DIM_1, DIM_D, ALWAYS_THERE},
     [MODEL_LM_HEAD] = {"output.weight", "lm_head.weight", DIM_V, DIM_D, UNLESS_TIED},
-    [MODEL_NORM_ATTN] = {"attn_norm.weight", "input_layernorm.weight", DIM_1, DIM_D, ALWAYS_THERE},
-    [MODEL_NORM_FFN] = {"ffn_norm.weight", "post_attention_layernorm.weight", DIM_1, DIM_D,
-                        ALWAYS_THERE},
+    [MODEL_NORM_ATTN] = {"attn_norm.weight", NULL, DIM_1, DIM_D, NORMS_BEFORE}, /* hf_norm() */
+    [MODEL_NORM_FFN] = {"ffn_norm.weight", NULL, DIM_1, DIM_D, NORMS_BEFORE},
     [MODEL_Q] = {"attn_q.weight", "self_attn.q_proj.weight", DIM_HK, DIM_D, ALWAYS_THERE},
     [MODEL_K] = {"attn_k.weight", "self_attn.k_proj.weight", DIM_GK, DIM_D, ALWAYS_THERE},
     [MODEL_V] = {"attn_v.weight", "self_attn.v_proj.weight", DIM_GK, DIM_D, ALWAYS_THERE},
@@ -45,8 +52,12 @@ static const struct weight_kind {
     [MODEL_K_BIAS] = {"attn_k.bias", "self_attn.k_proj.bias", DIM_1, DIM_GK, WITH_QKV_BIAS},
     [MODEL_V_BIAS] = {"attn_v.bias", "self_attn.v_proj.bias", DIM_1, DIM_GK, WITH_QKV_BIAS},
     [MODEL_O_BIAS] = {"attn_output.bias", "self_attn.o_proj.bias", DIM_1, DIM_D, WITH_O_BIAS},
-    [MODEL_Q_NORM] = {"attn_q_norm.weight", "self_attn.q_norm.weight", DIM_1, DIM_K, WITH_QK_NORM},
-    [MODEL_K_NORM] = {"attn_k_norm.weight", "self_attn.k_norm.weight", DIM_1, DIM_K, WITH_QK_NORM},
+    [MODEL_Q_NORM] = {"attn_q_norm.weight", "self_attn.q_norm.weight", DIM_1, DIM_Q_NORM,
+                      WITH_QK_NORM},
+    [MODEL_K_NORM] = {"attn_k_norm.weight", "self_attn.k_norm.weight", DIM_1, DIM_K_NORM,
+                      WITH_QK_NORM},
+    [MODEL_POST_ATTN] = {"post_attention_norm.weight", NULL, DIM_1, DIM_D, NORMS_BEHIND},
+    [MODEL_POST_FFN] = {"post_ffw_norm.weight", NULL, DIM_1, DIM_D, NORMS_BEHIND},
 };
 
 static size_t dim_size(const struct model_cfg *c, enum dim d)
@@ -55,9 +66,10 @@ static size_t dim_size(const struct model_cfg *c, enum dim d)
                            [DIM_D] = c->D,
                            [DIM_V] = c->V,
                            [DIM_F] = c->F,
-                           [DIM_K] = c->K,
                            [DIM_HK] = (size_t)c->H * c->K,
-                           [DIM_GK] = (size_t)c->G * c->K};
+                           [DIM_GK] = (size_t)c->G * c->K,
+                           [DIM_Q_NORM] = (size_t)(c->qk_norm_wide ? c->H : 1) * c->K,
+                           [DIM_K_NORM] = (size_t)(c->qk_norm_wide ? c->G : 1) * c->K};
     return size[d];
 }
 
@@ -65,6 +77,8 @@ static bool model_wants(const struct model_cfg *c, enum when w)
 {
     const bool wanted[] = {[ALWAYS_THERE] = true,
                            [UNLESS_TIED] = !c->tied,
+                           [NORMS_BEFORE] = c->norms != MODEL_NORMS_BEHIND,
+                           [NORMS_BEHIND] = c->norms != MODEL_NORMS_BEFORE,
                            [WITH_QKV_BIAS] = c->qkv_bias,
                            [WITH_O_BIAS] = c->o_bias,
                            [WITH_QK_NORM] = c->qk_norm};
@@ -77,14 +91,13 @@ static size_t slot(enum model_w w, unsigned layer)
     return N_GLOBAL + (size_t)layer * (MODEL_W_COUNT - N_GLOBAL) + (w - N_GLOBAL);
 }
 
-static int check_rope(struct model *m, struct err *err)
+static int check_rope(const struct model_rope *r, struct err *err)
 {
-    const struct model_rope *r = &m->cfg.rope;
     if (!(r->base > 0) || !isfinite(r->base)) return err_set(err, -EBADMSG, "rope base is damaged");
     if (r->type != ROPE_NONE && (!(r->factor > 0) || !isfinite(r->factor)))
         return err_set(err, -EBADMSG, "rope scaling factor is damaged");
     bool has_ctx = r->orig_ctx >= 1 && r->orig_ctx <= MODEL_CTX_MAX;
-    if ((r->type == ROPE_LLAMA3 || r->type == ROPE_YARN) && !has_ctx)
+    if (r->type >= ROPE_LLAMA3 && !has_ctx)
         return err_set(err, -EBADMSG, "rope scaling has no valid original context length");
     if (r->type == ROPE_LLAMA3 &&
         !(r->low_freq_factor > 0 && r->high_freq_factor > r->low_freq_factor))
@@ -94,6 +107,25 @@ static int check_rope(struct model *m, struct err *err)
         return err_set(err, -EBADMSG, "yarn rope scaling has damaged parameters");
     if (r->type == ROPE_YARN && !(r->base > 1))
         return err_set(err, -EBADMSG, "rope base is damaged");
+    if (r->type == ROPE_LONG && !(r->attn_factor > 0 && r->attn_factor < 1e3))
+        return err_set(err, -EBADMSG, "longrope has a damaged attention factor");
+    return 0;
+}
+
+static bool is_scale(float x)
+{
+    return x > 0 && isfinite(x);
+}
+
+static int check_numbers(const struct model_cfg *c, struct err *err)
+{
+    if (!(c->rms_eps >= 0) || c->rms_eps > 1)
+        return err_set(err, -EBADMSG, "norm epsilon is damaged");
+    if (!is_scale(c->attn_scale)) return err_set(err, -EBADMSG, "attention scale is damaged");
+    if (!is_scale(c->embed_scale) || !is_scale(c->logit_scale))
+        return err_set(err, -EBADMSG, "a scale of embeddings or logits is damaged");
+    if (!(c->attn_cap >= 0 && isfinite(c->attn_cap) && c->logit_cap >= 0 && isfinite(c->logit_cap)))
+        return err_set(err, -EBADMSG, "a bound of scores or logits is damaged");
     return 0;
 }
 
@@ -117,26 +149,68 @@ static int check_config(struct model *m, struct err *err)
         return err_set(err, -EBADMSG, "%u attention heads cannot share %u key-value heads", c->H,
                        c->G);
     if (c->K % 2 != 0) return err_set(err, -EBADMSG, "head size of %u is odd", c->K);
-    if (!(c->rms_eps >= 0) || c->rms_eps > 1)
-        return err_set(err, -EBADMSG, "norm epsilon is damaged");
-    if (!(c->attn_scale > 0) || !isfinite(c->attn_scale))
-        return err_set(err, -EBADMSG, "attention scale is damaged");
-    return check_rope(m, err);
+    if (c->n_rot == 0 || c->n_rot > c->K || c->n_rot % 2 != 0)
+        return err_set(err, -EBADMSG, "%u rotated dimensions of %u", c->n_rot, c->K);
+    if (c->n_rot != c->K && !m->arch->partial)
+        return err_set(err, -ENOTSUP, "rotates %u of %u dimensions of a head", c->n_rot, c->K);
+    int r = check_numbers(c, err);
+    if (r == 0) r = check_rope(&c->rope, err);
+    return r < 0 ? r : check_rope(&c->rope_local, err);
+}
+
+/* "blk.3." + rest and the like. */
+static void tensor_name(const struct model *m, enum model_w w, unsigned layer, const char *rest,
+                        char *ret, size_t size)
+{
+    if (w < N_GLOBAL)
+        (void)snprintf(ret, size, "%s", rest);
+    else
+        (void)snprintf(ret, size, "%s.%u.%s", m->gguf ? "blk" : "model.layers", layer, rest);
+}
+
+static const char *hf_norm(const struct model_arch *a, enum model_w w)
+{
+    static const char *const before[] = {"input_layernorm.weight",
+                                         "post_attention_layernorm.weight", NULL, NULL};
+    const size_t i = w >= MODEL_POST_ATTN ? w - MODEL_POST_ATTN + 2 : w - MODEL_NORM_ATTN;
+    return (a->hf_norms ? a->hf_norms : before)[i];
+}
+
+/* Where a weight's rows stand: in a tensor of its own, or from row `at` of one of `rows` rows. */
+struct place {
+    const char *rest;
+    size_t at, rows;
+};
+
+static struct place place_of(const struct model *m, enum model_w w)
+{
+    const struct weight_kind *k = &kinds[w];
+    const struct model_cfg *c = &m->cfg;
+    const size_t HK = dim_size(c, DIM_HK), GK = dim_size(c, DIM_GK), F = c->F;
+    if (m->arch->packed_qkv && w >= MODEL_Q && w <= MODEL_V)
+        return (struct place){m->gguf ? "attn_qkv.weight" : "self_attn.qkv_proj.weight",
+                              w == MODEL_Q   ? 0
+                              : w == MODEL_K ? HK
+                                             : HK + GK,
+                              HK + 2 * GK};
+    if (m->arch->packed_ffn && (w == MODEL_GATE || w == MODEL_UP))
+        return (struct place){m->gguf ? "ffn_up.weight" : "mlp.gate_up_proj.weight",
+                              w == MODEL_UP ? F : 0, 2 * F};
+    return (struct place){m->gguf ? k->gguf
+                          : k->hf ? k->hf
+                                  : hf_norm(m->arch, w),
+                          0, dim_size(c, k->rows)};
 }
 
 static int bind_one(struct model *m, enum model_w w, unsigned layer, struct err *err)
 {
     const struct weight_kind *k = &kinds[w];
+    const struct place place = place_of(m, w);
     char name[96];
-    const char *rest = m->gguf ? k->gguf : k->hf;
-    if (w < N_GLOBAL)
-        (void)snprintf(name, sizeof(name), "%s", rest);
-    else
-        (void)snprintf(name, sizeof(name), "%s.%u.%s", m->gguf ? "blk" : "model.layers", layer,
-                       rest);
+    tensor_name(m, w, layer, place.rest, name, sizeof(name));
     struct tensor *t = tensors_find(m->tensors, name);
     if (!t) return err_set(err, -EBADMSG, "tensor \"%s\" is missing", name);
-    size_t rows = dim_size(&m->cfg, k->rows), cols = dim_size(&m->cfg, k->cols);
+    size_t rows = place.rows, cols = dim_size(&m->cfg, k->cols);
     bool vector = k->rows == DIM_1;
     /* A matrix with one row may have lost its outer dimension, so only sizes are compared. */
     if (t->n_dims > 2 || t->n_dims < 1 || t->rows != rows || t->cols != cols)
@@ -154,7 +228,9 @@ static int bind_one(struct model *m, enum model_w w, unsigned layer, struct err 
     if (!vector && (size_t)t->type->bytes * 8 > (size_t)t->type->block * 16)
         m->cfg.file_bf16_or_less = false;
     t->used = true;
-    m->w[slot(w, layer)] = (struct weight){t->data, t->type, t->size_bytes};
+    const size_t row_bytes = t->size_bytes / rows;
+    m->w[slot(w, layer)] = (struct weight){t->data + place.at * row_bytes, t->type,
+                                           dim_size(&m->cfg, k->rows) * row_bytes};
     return 0;
 }
 
@@ -164,7 +240,7 @@ static bool harmless(const struct model *m, const char *name)
     static const char inv_freq[] = "rotary_emb.inv_freq"; /* old checkpoints saved the buffer */
     size_t len = strlen(name), n = sizeof(inv_freq) - 1;
     if (len >= n && strcmp(name + len - n, inv_freq) == 0) return true;
-    if (m->gguf) return strcmp(name, "rope_freqs.weight") == 0;
+    if (m->gguf) return false;
     return m->cfg.tied && strcmp(name, "lm_head.weight") == 0;
 }
 
@@ -203,6 +279,33 @@ static void hash_bytes(XXH3_state_t *st, const void *p, size_t n)
     (void)XXH3_128bits_update(st, b + n - SAMPLE, SAMPLE);
 }
 
+/* What a model differs by from those that came first goes in where it does, so that theirs stay. */
+static int print_more(const struct model_cfg *c, struct buf *b)
+{
+    const struct {
+        const char *name;
+        double v, neutral;
+    } more[] = {
+        {"qk_norm_wide", c->qk_norm_wide, 0},
+        {"norms", c->norms, MODEL_NORMS_BEFORE},
+        {"act", c->act, KN_SILU},
+        {"window", c->window, 0},
+        {"n_rot", c->n_rot, c->K},
+        {"attn_cap", (double)c->attn_cap, 0},
+        {"logit_cap", (double)c->logit_cap, 0},
+        {"embed_scale", (double)c->embed_scale, 1},
+        {"logit_scale", (double)c->logit_scale, 1},
+        {"local_base", c->rope_local.base, c->rope.base},
+        {"local_type", c->rope_local.type, c->rope.type},
+        {"local_factor", c->rope_local.factor, c->rope.factor},
+    };
+    int e = 0;
+    for (size_t i = 0; e == 0 && i < sizeof(more) / sizeof(more[0]); i++)
+        if (more[i].v != more[i].neutral) e = buf_addf(b, " %s %a", more[i].name, more[i].v);
+    if (c->layers && e == 0) e = buf_add(b, c->layers, c->L);
+    return e;
+}
+
 /* Everything that changes the numbers goes in; the model's name and its context length do not. */
 static int fingerprint(struct model *m, struct err *err)
 {
@@ -220,6 +323,7 @@ static int fingerprint(struct model *m, struct err *err)
         e = buf_addf(&b, " %d %a %a %a %a %a %a %a %a %d", r->type, r->base, r->factor,
                      r->low_freq_factor, r->high_freq_factor, r->orig_ctx, r->beta_fast,
                      r->beta_slow, r->attn_factor, r->no_truncate);
+    if (e == 0) e = print_more(c, &b);
     for (unsigned l = 0; l < c->L && e == 0; l++)
         for (int w = l == 0 ? 0 : N_GLOBAL; w < MODEL_W_COUNT && e == 0; w++)
             if (m->w[slot((enum model_w)w, l)].data)
@@ -228,7 +332,8 @@ static int fingerprint(struct model *m, struct err *err)
     if (e == 0) (void)XXH3_128bits_update(&st, b.data, b.len);
     buf_fini(&b);
     if (e < 0) return err_set(err, -ENOMEM, "out of memory");
-    if (r->freq_factors) hash_bytes(&st, r->freq_factors, c->K / 2 * sizeof(float));
+    if (r->freq_factors) hash_bytes(&st, r->freq_factors, c->n_rot / 2 * sizeof(float));
+    if (r->long_factors) hash_bytes(&st, r->long_factors, c->n_rot / 2 * sizeof(float));
     for (size_t i = 0; i < slot(MODEL_NORM_ATTN, c->L); i++)
         if (m->w[i].data) hash_bytes(&st, m->w[i].data, m->w[i].size_bytes);
     XXH128_hash_t h = XXH3_128bits_digest(&st);
@@ -266,6 +371,16 @@ static int open_files(struct model *m, struct err *err)
     return S_ISDIR(st.st_mode) ? model_from_hf(m, err) : gguf_open(m->path, &m->gguf, err);
 }
 
+/* sqrt(D) in as many bits as a folder's embeddings have; their reference rounds it so. */
+static float width_scale(const struct model *m)
+{
+    const uint32_t type = m->gguf ? QUANT_F32 : m->w[MODEL_EMBED].type->id;
+    const int bits = type == QUANT_BF16 ? 8 : type == QUANT_F16 ? 11 : 24;
+    int e;
+    const double x = frexp(sqrt((double)m->cfg.D), &e);
+    return (float)ldexp(rint(ldexp(x, bits)), e - bits);
+}
+
 /* What was read becomes weights. */
 static int check_and_bind(struct model *m, struct err *err)
 {
@@ -275,6 +390,7 @@ static int check_and_bind(struct model *m, struct err *err)
     if (m->cfg.K > 0 && m->cfg.attn_scale == 0) m->cfg.attn_scale = 1 / sqrtf((float)m->cfg.K);
     r = check_config(m, err);
     if (r == 0) r = bind_all(m, err);
+    if (r == 0 && m->arch->scales_embed) m->cfg.embed_scale = width_scale(m);
     return r < 0 ? r : fingerprint(m, err);
 }
 
@@ -312,7 +428,9 @@ void model_close(struct model *m)
     if (!m) return;
     st_close(m->st);
     gguf_close(m->gguf);
+    mem_free(m->layers);
     mem_free(m->freq_factors);
+    mem_free(m->long_factors);
     mem_free(m->w);
     mem_free(m->path);
     mem_free(m);
@@ -363,11 +481,16 @@ struct codes_form model_form(const struct model *m, enum model_w w, unsigned lay
 }
 
 /* Where row (or bias element) r of rotate-half order lies in a file with interleaved pairs: element
- * j * K/2 + i of a head is stored at 2 i + j. */
-static size_t interleaved(size_t r, size_t K)
+ * j * n_rot/2 + i of a head is stored at 2 i + j. */
+static size_t interleaved(size_t r, const struct model_cfg *c)
 {
-    size_t head = r / K, e = r % K, half = K / 2;
-    return head * K + 2 * (e % half) + e / half;
+    const size_t head = r / c->K, e = r % c->K, half = c->n_rot / 2;
+    return e < c->n_rot ? head * c->K + 2 * (e % half) + e / half : r;
+}
+
+static bool is_norm(enum model_w w)
+{
+    return w == MODEL_NORM_OUT || w == MODEL_NORM_ATTN || w == MODEL_NORM_FFN || w >= MODEL_Q_NORM;
 }
 
 int model_rows(const struct model *m, enum model_w w, unsigned layer, size_t row0, size_t n,
@@ -384,14 +507,17 @@ int model_rows(const struct model *m, enum model_w w, unsigned layer, size_t row
     size_t row_bytes = cols / x->type->block * x->type->bytes;
     if (m->permuted && (w == MODEL_Q || w == MODEL_K)) {
         for (size_t i = 0; i < n; i++)
-            quant_to_f32(x->type, x->data + interleaved(row0 + i, m->cfg.K) * row_bytes, cols,
+            quant_to_f32(x->type, x->data + interleaved(row0 + i, &m->cfg) * row_bytes, cols,
                          out + i * cols);
     } else if (m->permuted && n > 0 && (w == MODEL_Q_BIAS || w == MODEL_K_BIAS)) {
         for (size_t i = 0; i < cols; i++)
-            quant_to_f32(x->type, x->data + interleaved(i, m->cfg.K) * x->type->bytes, 1, out + i);
+            quant_to_f32(x->type, x->data + interleaved(i, &m->cfg) * x->type->bytes, 1, out + i);
     } else {
         quant_to_f32(x->type, x->data + row0 * row_bytes, n * cols, out);
     }
+    if (m->norm_less_one && is_norm(w))
+        for (size_t i = 0; i < n * cols; i++)
+            out[i] += 1;
     return 0;
 }
 
@@ -407,7 +533,7 @@ int model_codes(const struct model *m, enum model_w w, unsigned layer, size_t ro
     if (!x) return -ENOENT;
     const size_t cols = model_w_cols(m, w), row_bytes = cols / x->type->block * x->type->bytes;
     if (row >= model_w_rows(m, w) || x->type->form.bits == 0) return -EINVAL;
-    if (m->permuted && (w == MODEL_Q || w == MODEL_K)) row = interleaved(row, m->cfg.K);
+    if (m->permuted && (w == MODEL_Q || w == MODEL_K)) row = interleaved(row, &m->cfg);
     uint16_t *d = room, *mins = d + cols / 32;
     int8_t *q = (int8_t *)(mins + cols / 32), *s = q + 2 * cols;
     *ret = (struct codes_row){q, d, mins, s, (uint8_t *)s + cols / 16};

@@ -2,52 +2,68 @@
  * random weights in the shape of a published one (shape.h).
  *
  * model_open() reads the configuration, checks that the engine can honour it (else -ENOTSUP with
- * the reason by name: unknown architecture, sliding window shorter than the context, unknown rope
- * type, …), maps the weight files and checks every tensor's shape. Weights are handed out as f32
- * rows, dequantised on the fly, so that the caller packs them piecewise, or in the file's form.
- * Conventions are normalised here: rotate-half rope (GGUF's permuted Llama Q/K rows are put back),
- * [out, in] row-major, gate before up. Immutable after open. Thread: any. Dimension letters:
+ * the reason by name: unknown architecture, rope type, activation, …), maps the weight files and
+ * checks every tensor's shape. Weights are handed out as f32 rows, dequantised on the fly, so that
+ * the caller packs them piecewise, or in the file's form. Conventions are normalised here:
+ * rotate-half rope (interleaved Q/K rows are put back), [out, in] row-major, gate before up, packed
+ * tensors apart, norms as factors. Immutable after open. Thread: any. Dimension letters:
  * kernels/kn.h. */
 #ifndef FUSOR_MODEL_MODEL_H
 #define FUSOR_MODEL_MODEL_H
 
 #include "base/err.h"
 #include "kernels/codes.h"
+#include "kernels/types.h"
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-enum model_rope_type { ROPE_NONE, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN };
+enum model_rope_type { ROPE_NONE, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN, ROPE_LONG };
 struct model_rope {
     enum model_rope_type type;
     double base;                              /* theta */
     double factor;                            /* linear, llama3, yarn */
     double low_freq_factor, high_freq_factor; /* llama3 */
     double orig_ctx;                          /* original_max_position_embeddings */
-    double beta_fast, beta_slow, attn_factor; /* yarn; attn_factor 0 = default 0.1 ln s + 1 */
-    bool no_truncate;          /* yarn: correction range not rounded to whole dimensions */
-    const float *freq_factors; /* GGUF rope_freqs tensor [K/2] (llama3 baked in) or NULL */
+    double beta_fast, beta_slow, attn_factor; /* yarn; attn_factor 0 = default 0.1 ln s + 1; long */
+    bool no_truncate; /* yarn: correction range not rounded to whole dimensions */
+    /* [n_rot/2] or NULL: divisors of the frequencies (GGUF's rope_freqs; long: of contexts up to
+     * orig_ctx, and of longer ones) */
+    const float *freq_factors, *long_factors;
 };
+/* How layers differ. */
+enum { MODEL_LAYER_LOCAL = 1 /* a window, rope_local */, MODEL_LAYER_NOPE = 2 /* no rotation */ };
+/* Where a block's norms stand: before what it computes, behind it (before it is added), or both. */
+enum model_norms { MODEL_NORMS_BEFORE, MODEL_NORMS_BEHIND, MODEL_NORMS_AROUND };
 struct model_cfg {
-    char arch[32];  /* "llama", "mistral", "qwen2", "qwen3" */
+    char arch[32];  /* "llama", "mistral", "qwen2", … */
     char name[128]; /* from the file, or the path's last part */
     unsigned L, D, H, G, K, F, V;
     unsigned ctx_max; /* tokens the model was made for */
     float rms_eps;
-    bool qkv_bias, o_bias, qk_norm, tied;
-    struct model_rope rope;
-    float attn_scale;        /* usually 1/sqrt(K) */
-    bool file_f32;           /* weights stored as F32 (decides dtype auto) */
-    bool file_bf16_or_less;  /* 16 bits or fewer per weight */
-    uint64_t fingerprint[2]; /* of configuration and weights */
+    bool qkv_bias, o_bias, tied;
+    bool qk_norm, qk_norm_wide; /* each head of Q and K is normed; wide: all heads as one vector */
+    enum model_norms norms;
+    enum kn_act act;
+    const uint8_t *layers; /* [L] MODEL_LAYER_… bits; NULL: 0 everywhere */
+    unsigned window;       /* keys that a row of a local layer sees, its own included; 0: all */
+    unsigned n_rot;        /* of the K dims of a head the first so many rotate */
+    struct model_rope rope, rope_local;
+    float attn_scale;          /* usually 1/sqrt(K) */
+    float attn_cap, logit_cap; /* bounds of scores and logits (kn_softcap()); 0: none */
+    float embed_scale;         /* of embeddings on their way in */
+    float logit_scale;         /* of the head's products */
+    bool file_f32;             /* weights stored as F32 (decides dtype auto) */
+    bool file_bf16_or_less;    /* 16 bits or fewer per weight */
+    uint64_t fingerprint[2];   /* of configuration and weights */
 };
 enum model_w {                  /* weight kinds; per-layer ones take a layer index */
                MODEL_EMBED,     /* [V, D] */
                MODEL_NORM_OUT,  /* [D] */
                MODEL_LM_HEAD,   /* [V, D]; the embedding when tied */
-               MODEL_NORM_ATTN, /* [D] */
-               MODEL_NORM_FFN,  /* [D] */
+               MODEL_NORM_ATTN, /* [D] before attention */
+               MODEL_NORM_FFN,  /* [D] and before the feed-forward part */
                MODEL_Q,
                MODEL_K,
                MODEL_V, /* [H*K, D], [G*K, D], [G*K, D] */
@@ -60,7 +76,9 @@ enum model_w {                  /* weight kinds; per-layer ones take a layer ind
                MODEL_V_BIAS,
                MODEL_O_BIAS, /* vectors */
                MODEL_Q_NORM,
-               MODEL_K_NORM, /* [K] */
+               MODEL_K_NORM, /* [K]; wide: [H*K], [G*K] */
+               MODEL_POST_ATTN,
+               MODEL_POST_FFN, /* [D] norms behind these two */
                MODEL_W_COUNT
 };
 struct model;
@@ -84,8 +102,16 @@ struct rng_field;
 bool model_random(const struct model *m, enum model_w w, unsigned layer, struct rng_field *ret);
 size_t model_w_rows(const struct model *m, enum model_w w); /* and row length: */
 size_t model_w_cols(const struct model *m, enum model_w w);
-/* inv_freq [K/2] and the YaRN attention factor from the rope settings (f32 arithmetic as in HF). */
-void model_rope_freqs(const struct model_cfg *c, float *ret_inv_freq, float *ret_mscale);
+/* The rope settings r of c as they hold for contexts of ctx tokens: of two sets of factors one. A
+ * core keeps to it for all its prompts, so that what it computes is one function. */
+struct model_rope model_rope_for(const struct model_rope *r, unsigned ctx);
+/* inv_freq [n_rot/2] and the attention factor from the rope settings (f32 arithmetic as in HF). */
+void model_rope_freqs(const struct model_cfg *c, const struct model_rope *r, float *ret_inv_freq,
+                      float *ret_mscale);
+static inline bool model_layer_is(const struct model_cfg *c, unsigned layer, unsigned bit)
+{
+    return c->layers && c->layers[layer] & bit;
+}
 /* Where the tokenizer lives: the GGUF (borrow) or NULL, and the folder or file path. */
 const struct gguf *model_gguf(const struct model *m);
 const char *model_path(const struct model *m);

@@ -9,30 +9,23 @@
 #include <stdio.h>
 #include <string.h>
 
-static const struct {
-    const char *name;
-    bool permuted; /* the converter interleaves Q and K rows for this architecture */
-    bool qk_norm;
-} archs[] = {
-    {"llama", true, false},
-    {"qwen2", false, false},
-    {"qwen3", false, true},
-};
-
-/* What the engine does not do, and the one value at which it makes no difference. */
+/* What the engine does for architectures of some kind or for none, and the one value at which it
+ * makes no difference. */
+enum kind { NEVER, MULTIPLIERS, CAPS };
 static const struct {
     const char *key;
     double neutral;
+    enum kind unless;
     const char *what;
 } refused[] = {
-    {"expert_count", 0, "is a mixture of experts"},
-    {"embedding_scale", 1, "scales its embeddings"},
-    {"residual_scale", 1, "scales its residual stream"},
-    {"logit_scale", 1, "scales its logits"},
-    {"attn_logit_softcapping", 0, "caps its attention scores"},
-    {"final_logit_softcapping", 0, "caps its logits"},
-    {"attention.max_alibi_bias", 0, "uses ALiBi"},
-    {"attention.clamp_kqv", 0, "clamps Q, K and V"},
+    {"expert_count", 0, NEVER, "is a mixture of experts"},
+    {"embedding_scale", 1, MULTIPLIERS, "scales its embeddings"},
+    {"residual_scale", 1, MULTIPLIERS, "scales its residual stream"},
+    {"logit_scale", 1, MULTIPLIERS, "scales its logits"},
+    {"attn_logit_softcapping", 0, CAPS, "caps its attention scores"},
+    {"final_logit_softcapping", 0, CAPS, "caps its logits"},
+    {"attention.max_alibi_bias", 0, NEVER, "uses ALiBi"},
+    {"attention.clamp_kqv", 0, NEVER, "clamps Q, K and V"},
 };
 
 struct keys { /* the architecture's prefix */
@@ -100,21 +93,19 @@ static int read_dims(struct model *m, struct keys *k, struct err *err)
     if (r == 0) r = get_count(k, "context_length", 0, &c->ctx_max, err);
     if (r < 0) return r;
     if (c->H == 0 || c->D < c->H) return err_set(err, -EBADMSG, "has %u attention heads", c->H);
-    unsigned n_rot = 0, v_len = 0;
+    unsigned v_len = 0;
     r = get_count(k, "attention.key_length", c->D / c->H, &c->K, err);
     if (r == 0) r = get_count(k, "attention.value_length", c->K, &v_len, err);
-    if (r == 0) r = get_count(k, "rope.dimension_count", c->K, &n_rot, err);
+    if (r == 0) r = get_count(k, "rope.dimension_count", c->K, &c->n_rot, err);
     if (r < 0) return r;
     if (v_len != c->K) return err_set(err, -ENOTSUP, "values have another head size than keys");
-    if (n_rot != c->K)
-        return err_set(err, -ENOTSUP, "rotates %u of %u dimensions of a head", n_rot, c->K);
     return 0;
 }
 
 static int read_rope(struct model *m, struct keys *k, struct err *err)
 {
     struct model_rope *r = &m->cfg.rope;
-    r->base = get(k, "rope.freq_base", 10000);
+    r->base = get(k, "rope.freq_base", m->arch->base > 0 ? m->arch->base : 10000);
     const char *type = gguf_str(m->gguf, key(k, "rope.scaling.type"));
     r->factor = get(k, "rope.scaling.factor", get(k, "rope.scale_linear", 1));
     if (r->factor == 0) r->factor = 1; /* how converters write "none" */
@@ -124,6 +115,7 @@ static int read_rope(struct model *m, struct keys *k, struct err *err)
         r->type = r->factor == 1 ? ROPE_NONE : ROPE_LINEAR;
         return 0;
     }
+    if (strcmp(type, "longrope") == 0) return 0; /* its tensors say so */
     if (strcmp(type, "yarn") != 0)
         return err_set(err, -ENOTSUP, "rope type \"%.40s\" is not supported", type);
     r->type = ROPE_YARN;
@@ -139,36 +131,52 @@ static int read_rope(struct model *m, struct keys *k, struct err *err)
     return 0;
 }
 
-/* Llama 3's scaling comes baked into one divisor per frequency. */
-static int read_freq_factors(struct model *m, struct err *err)
+/* A tensor of one divisor per frequency. *ret NULL: the file has none. */
+static int read_factors(struct model *m, const char *name, float **ret, struct err *err)
 {
-    const struct tensor *t = find_tensor(m, "rope_freqs.weight");
+    struct tensor *t = tensors_find(gguf_tensors(m->gguf), name);
+    const size_t n = m->cfg.n_rot / 2;
     if (!t) return 0;
-    size_t n = m->cfg.K / 2;
     if (t->type != quant_type(QUANT_F32) || t->n_dims != 1 || t->cols != n || n == 0)
-        return err_set(err, -EBADMSG, "tensor \"rope_freqs.weight\" has the wrong shape or type");
-    m->freq_factors = mem_alloc(n * sizeof(float));
-    if (!m->freq_factors) return err_set(err, -ENOMEM, "out of memory");
-    memcpy(m->freq_factors, t->data, n * sizeof(float));
-    for (size_t i = 0; i < n; i++)
-        if (!(m->freq_factors[i] > 0) || !isfinite(m->freq_factors[i]))
-            return err_set(err, -EBADMSG, "tensor \"rope_freqs.weight\" is damaged");
-    m->cfg.rope.freq_factors = m->freq_factors;
+        return err_set(err, -EBADMSG, "tensor \"%s\" has the wrong shape or type", name);
+    t->used = true;
+    return model_own_factors(t->data, n, name, ret, err);
+}
+
+/* Llama 3's scaling comes baked into such divisors; longrope has two sets. */
+static int read_freq_factors(struct model *m, struct keys *k, struct err *err)
+{
+    struct model_rope *rope = &m->cfg.rope;
+    const char *type = gguf_str(m->gguf, key(k, "rope.scaling.type"));
+    int r = read_factors(m, "rope_freqs.weight", &m->freq_factors, err);
+    if (r == 0) r = read_factors(m, "rope_factors_long.weight", &m->long_factors, err);
+    if (r == 0 && !m->freq_factors)
+        r = read_factors(m, "rope_factors_short.weight", &m->freq_factors, err);
+    else if (r == 0 && m->long_factors)
+        r = err_set(err, -EBADMSG, "has factors for its frequencies of two kinds");
+    if (r < 0) return r;
+    rope->freq_factors = m->freq_factors;
+    const bool is_long = type && strcmp(type, "longrope") == 0;
+    if (!m->long_factors && !is_long) return 0;
+    if (!m->long_factors || !m->freq_factors)
+        return err_set(err, -EBADMSG, "longrope has not both sets of factors");
+    rope->long_factors = m->long_factors;
+    rope->type = ROPE_LONG;
+    rope->factor = 1;
+    rope->attn_factor = get(k, "rope.scaling.attn_factor", 1);
     return 0;
 }
 
 static int refuse_gguf_features(struct model *m, struct keys *k, struct err *err)
 {
-    for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++)
+    for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++) {
+        if (refused[i].unless == MULTIPLIERS && m->arch->multipliers) continue;
+        if (refused[i].unless == CAPS && m->arch->caps) continue;
         if (get(k, refused[i].key, refused[i].neutral) != refused[i].neutral)
             return err_set(err, -ENOTSUP, "%s (\"%s\"), which is not supported", refused[i].what,
                            k->buf);
-    uint64_t window = 0, parts = 0;
-    (void)gguf_u64(m->gguf, key(k, "attention.sliding_window"), &window);
-    if (window != 0 && window < m->cfg.ctx_max)
-        return err_set(err, -ENOTSUP,
-                       "uses a sliding window of %llu tokens, shorter than its context of %u",
-                       (unsigned long long)window, m->cfg.ctx_max);
+    }
+    uint64_t parts = 0;
     bool causal = true;
     (void)gguf_bool(m->gguf, key(k, "attention.causal"), &causal);
     if (!causal) return err_set(err, -ENOTSUP, "attends in both directions");
@@ -179,28 +187,74 @@ static int refuse_gguf_features(struct model *m, struct keys *k, struct err *err
     return 0;
 }
 
+/* Which layers have a window: every n-th has none, a number or a list says. */
+static int read_layers(struct model *m, struct keys *k, struct err *err)
+{
+    const unsigned L = m->cfg.L;
+    uint64_t window = 0, every = 0;
+    (void)gguf_u64(m->gguf, key(k, "attention.sliding_window"), &window);
+    m->cfg.window = window < m->cfg.ctx_max ? (unsigned)window : 0;
+    const struct gguf_kv *kv = gguf_find(m->gguf, key(k, "attention.sliding_window_pattern"));
+    if (!kv || L > MODEL_L_MAX) return model_set_layers(m, NULL, err);
+    if (kv->is_array ? kv->n != L : !gguf_u64(m->gguf, k->buf, &every))
+        return err_set(err, -EBADMSG, "metadata \"%s\" is damaged", k->buf);
+    uint8_t *bits = mem_zalloc(L + 1);
+    int r = bits ? 0 : err_set(err, -ENOMEM, "out of memory");
+    for (unsigned l = 0; r == 0 && l < L; l++) {
+        int64_t local = every == 0 || (l + 1) % every != 0;
+        if (kv->is_array && !gguf_arr_i64(kv, l, &local))
+            r = err_set(err, -EBADMSG, "metadata \"%s\" is damaged", k->buf);
+        bits[l] = local ? MODEL_LAYER_LOCAL : 0;
+    }
+    if (r == 0) r = model_set_layers(m, bits, err);
+    mem_free(bits);
+    return r;
+}
+
+static void read_scales(struct model *m, struct keys *k)
+{
+    const struct model_arch *a = m->arch;
+    struct model_cfg *c = &m->cfg;
+    const double dims = a->wide_layers == c->L ? (double)c->D / c->H : 0;
+    c->rms_eps = (float)get(k, "attention.layer_norm_rms_epsilon", -1);
+    c->attn_scale = (float)get(k, "attention.scale", dims > 0 ? 1 / sqrt(dims) : 0);
+    c->embed_scale = c->logit_scale = 1;
+    if (a->multipliers) {
+        c->logit_scale = (float)(1 / get(k, "logit_scale", 1));
+        model_scale_residual(c, get(k, "embedding_scale", 1), get(k, "residual_scale", 1));
+    }
+    if (!a->caps) return;
+    c->attn_cap = (float)get(k, "attn_logit_softcapping", a->attn_cap);
+    c->logit_cap = (float)get(k, "final_logit_softcapping", a->logit_cap);
+}
+
 int model_from_gguf(struct model *m, struct err *err)
 {
     struct model_cfg *c = &m->cfg;
     const char *arch = gguf_str(m->gguf, "general.architecture"),
                *name = gguf_str(m->gguf, "general.name");
-    size_t a, n_archs = sizeof(archs) / sizeof(archs[0]);
     if (!arch) return err_set(err, -EBADMSG, "metadata \"general.architecture\" is missing");
-    for (a = 0; a < n_archs && strcmp(archs[a].name, arch) != 0; a++)
-        ;
-    if (a == n_archs)
-        return err_set(err, -ENOTSUP, "architecture \"%.40s\" is not supported", arch);
-    (void)snprintf(c->arch, sizeof(c->arch), "%s", archs[a].name);
-    m->permuted = archs[a].permuted;
-    c->qk_norm = archs[a].qk_norm;
+    const struct model_arch *a = m->arch = model_arch_by_gguf(arch);
+    if (!a) return err_set(err, -ENOTSUP, "architecture \"%.40s\" is not supported", arch);
+    (void)snprintf(c->arch, sizeof(c->arch), "%s", a->name);
+    m->permuted = a->interleaved;
+    c->qk_norm = a->qk_norm;
+    c->qk_norm_wide = a->qk_norm_wide;
+    c->norms = a->norms;
+    c->act = a->act;
     struct keys k = {.g = m->gguf, .arch = c->arch};
     int r = read_dims(m, &k, err);
     if (r == 0) r = refuse_gguf_features(m, &k, err);
     if (r == 0) r = read_rope(m, &k, err);
-    if (r == 0) r = read_freq_factors(m, err);
+    if (r == 0) r = read_freq_factors(m, &k, err);
     if (r < 0) return r;
-    c->rms_eps = (float)get(&k, "attention.layer_norm_rms_epsilon", -1);
-    c->attn_scale = (float)get(&k, "attention.scale", 0);
+    c->rope_local = c->rope;
+    if (a->local_base > 0)
+        c->rope_local = (struct model_rope){
+            .type = ROPE_NONE, .base = get(&k, "rope.freq_base_swa", a->local_base), .factor = 1};
+    r = read_layers(m, &k, err);
+    if (r < 0) return r;
+    read_scales(m, &k);
     c->tied = !find_tensor(m, "output.weight");
     c->qkv_bias = find_tensor(m, "blk.0.attn_q.bias") != NULL;
     c->o_bias = find_tensor(m, "blk.0.attn_output.bias") != NULL;

@@ -4,6 +4,7 @@
 #include "fusor/model/model_int.h"
 
 #include "base/buf.h"
+#include "base/mem.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -11,18 +12,7 @@
 
 enum { CONFIG_BYTES_MAX = 4 << 20 }; /* chosen: real ones have a few KiB */
 
-static const struct {
-    const char *hf, *name;
-    bool qkv_bias, qk_norm, bias_key; /* bias_key: attention_bias adds q, k, v and o biases */
-    unsigned window;                  /* when the key is absent */
-} archs[] = {
-    {"LlamaForCausalLM", "llama", false, false, true, 0},
-    {"MistralForCausalLM", "mistral", false, false, false, 4096},
-    {"Qwen2ForCausalLM", "qwen2", true, false, false, 0},
-    {"Qwen3ForCausalLM", "qwen3", false, true, true, 0},
-};
-
-/* Multipliers of the residual stream and the like: 1 is the only value the engine computes. */
+/* Multipliers of the residual stream and the like, which few architectures have. */
 static const char *const multipliers[] = {
     "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling",
     "logit_scale",          "embedding_scale",     "mup_enabled",
@@ -71,20 +61,17 @@ static bool flag(struct reader *d, json_t *o, const char *key, bool dflt)
     return v ? json_is_true(v) : dflt;
 }
 
-static int find_arch(json_t *j, size_t *ret, struct err *err)
+static int find_arch(json_t *j, const struct model_arch **ret, struct err *err)
 {
     const char *name = json_string_value(json_array_get(json_object_get(j, "architectures"), 0));
     if (!name) return err_set(err, -EBADMSG, "\"architectures\" is missing");
-    for (size_t i = 0; i < sizeof(archs) / sizeof(archs[0]); i++) {
-        if (strcmp(archs[i].hf, name) != 0) continue;
-        *ret = i;
-        return 0;
-    }
-    return err_set(err, -ENOTSUP, "architecture \"%.60s\" is not supported", name);
+    *ret = model_arch_by_hf(name);
+    return *ret ? 0 : err_set(err, -ENOTSUP, "architecture \"%.60s\" is not supported", name);
 }
 
-static int read_dims(struct reader *d, struct model_cfg *c, json_t *j)
+static int read_dims(struct reader *d, struct model *m, json_t *j)
 {
+    struct model_cfg *c = &m->cfg;
     c->L = count(d, j, "num_hidden_layers", -1);
     c->D = count(d, j, "hidden_size", -1);
     c->F = count(d, j, "intermediate_size", -1);
@@ -95,7 +82,7 @@ static int read_dims(struct reader *d, struct model_cfg *c, json_t *j)
     if (d->r < 0) return d->r;
     if (c->H == 0 || c->D < c->H) return err_set(d->err, -EBADMSG, "has %u attention heads", c->H);
     c->K = count(d, j, "head_dim", c->D / c->H);
-    c->rms_eps = (float)real(d, j, "rms_norm_eps", 1e-6);
+    c->rms_eps = (float)real(d, j, "rms_norm_eps", m->arch->eps > 0 ? m->arch->eps : 1e-6);
     return d->r;
 }
 
@@ -113,18 +100,60 @@ static void read_yarn(struct reader *d, struct model_rope *r, json_t *s)
     }
 }
 
-static int read_scaling(struct reader *d, struct model_cfg *c, json_t *j, json_t *s)
+/* List of [n_rot/2] numbers under key. */
+static void read_factors(struct reader *d, struct model *m, json_t *s, const char *key, float **ret)
 {
-    static const char *const types[] = {
-        [ROPE_NONE] = "default", [ROPE_LINEAR] = "linear", [ROPE_LLAMA3] = "llama3", "yarn"};
-    struct model_rope *r = &c->rope;
+    const size_t n = m->cfg.n_rot / 2;
+    json_t *a = take(d, s, key);
+    if (d->r < 0) return;
+    if (json_array_size(a) != n || n == 0) {
+        d->r = err_set(d->err, -EBADMSG, "\"%s\" is no list of %zu numbers", key, n);
+        return;
+    }
+    float *f = mem_alloc(n * sizeof(*f));
+    if (!f) {
+        d->r = err_set(d->err, -ENOMEM, "out of memory");
+        return;
+    }
+    for (size_t i = 0; i < n; i++)
+        f[i] = (float)json_number_value(json_array_get(a, i)); /* 0: refused with the others */
+    d->r = model_own_factors(f, n, key, ret, d->err);
+    mem_free(f);
+}
+
+/* Two sets of factors, and a bound of what they do to the spread of scores. */
+static void read_long(struct reader *d, struct model *m, struct model_rope *r, json_t *s)
+{
+    const double ratio = r->orig_ctx > 0 ? m->cfg.ctx_max / r->orig_ctx : 1;
+    const double factor = real(d, s, "factor", ratio);
+    const double by_length =
+        factor > 1 && r->orig_ctx > 1 ? sqrt(1 + log(factor) / log(r->orig_ctx)) : 1;
+    r->factor = 1;
+    r->attn_factor = real(d, s, "attention_factor", by_length);
+    read_factors(d, m, s, "short_factor", &m->freq_factors);
+    read_factors(d, m, s, "long_factor", &m->long_factors);
+    r->freq_factors = m->freq_factors;
+    r->long_factors = m->long_factors;
+}
+
+static int read_scaling(struct reader *d, struct model *m, struct model_rope *r, json_t *j,
+                        json_t *s)
+{
+    static const char *const types[] = {[ROPE_NONE] = "default",
+                                        [ROPE_LINEAR] = "linear",
+                                        [ROPE_LLAMA3] = "llama3",
+                                        [ROPE_YARN] = "yarn",
+                                        [ROPE_LONG] = "longrope"};
+    struct model_cfg *c = &m->cfg;
     json_t *t = json_object_get(s, given(s, "rope_type") ? "rope_type" : "type");
     const char *type = t ? json_string_value(t) : "default";
     if (!type) return err_set(d->err, -EBADMSG, "the rope type is not a string");
+    if (m->arch->old_longrope && (strcmp(type, "su") == 0 || strcmp(type, "yarn") == 0))
+        type = types[ROPE_LONG];
     unsigned i = 0;
-    while (i <= ROPE_YARN && strcmp(type, types[i]) != 0)
+    while (i <= ROPE_LONG && strcmp(type, types[i]) != 0)
         i++;
-    if (i > ROPE_YARN)
+    if (i > ROPE_LONG)
         return err_set(d->err, -ENOTSUP, "rope type \"%.40s\" is not supported", type);
     r->type = (enum model_rope_type)i;
     if (r->type == ROPE_NONE)
@@ -133,6 +162,10 @@ static int read_scaling(struct reader *d, struct model_cfg *c, json_t *j, json_t
                    : 0;
     const double orig = real(d, j, "original_max_position_embeddings", c->ctx_max);
     r->orig_ctx = real(d, s, "original_max_position_embeddings", orig);
+    if (r->type == ROPE_LONG) {
+        read_long(d, m, r, s);
+        return d->r;
+    }
     const double factor = r->type == ROPE_YARN && r->orig_ctx > 0 ? c->ctx_max / r->orig_ctx : 0;
     r->factor = real(d, s, "factor", factor);
     if (r->type == ROPE_LLAMA3) {
@@ -147,65 +180,151 @@ static int read_scaling(struct reader *d, struct model_cfg *c, json_t *j, json_t
     return d->r;
 }
 
-static int read_rope(struct reader *d, struct model_cfg *c, json_t *j)
+/* One set of rope settings: those of the object s, or of the file itself. */
+static int read_rope_set(struct reader *d, struct model *m, json_t *j, json_t *s, double base,
+                         struct model_rope *r)
 {
-    double theta = real(d, j, "rope_theta", 10000), part = real(d, j, "partial_rotary_factor", 1);
-    json_t *s = take(d, j, given(j, "rope_parameters") ? "rope_parameters" : "rope_scaling");
-    if (s) {
-        if (!json_is_object(s)) return err_set(d->err, -EBADMSG, "the rope settings are no object");
-        const char *key;
-        json_t *v;
-        json_object_foreach(s, key, v)
-        {
-            if (json_is_object(v))
-                return err_set(d->err, -ENOTSUP, "has rope settings per kind of layer");
-        }
-        theta = real(d, s, "rope_theta", theta);
-        part = real(d, s, "partial_rotary_factor", part);
-        if (d->r == 0) d->r = read_scaling(d, c, j, s);
-    }
-    c->rope.base = theta;
-    if (d->r == 0 && part != 1)
+    struct model_cfg *c = &m->cfg;
+    r->base = s ? real(d, s, "rope_theta", base) : base;
+    double part = real(d, j, "partial_rotary_factor", m->arch->part > 0 ? m->arch->part : 1);
+    if (s) part = real(d, s, "partial_rotary_factor", part);
+    if (d->r < 0) return d->r;
+    if (!(part > 0 && part <= 1) || (part != 1 && !m->arch->partial))
         return err_set(d->err, -ENOTSUP, "rotates only %g of each head", part);
-    return d->r;
+    c->n_rot = (unsigned)(c->K * part);
+    return s ? read_scaling(d, m, r, j, s) : 0;
 }
 
-static int check_window(struct reader *d, const struct model_cfg *c, json_t *j, unsigned dflt)
+static int read_rope(struct reader *d, struct model *m, json_t *j)
 {
-    const bool absent = !json_object_get(j, "sliding_window");
-    const unsigned window = count(d, j, "sliding_window", absent ? dflt : 0);
-    const bool use = flag(d, j, "use_sliding_window", strcmp(c->arch, "mistral") == 0);
-    bool named = false;
-    if (d->r < 0) return d->r;
-    size_t i;
-    json_t *v;
-    json_array_foreach(json_object_get(j, "layer_types"), i, v)
+    struct model_cfg *c = &m->cfg;
+    const struct model_arch *a = m->arch;
+    const double base = real(d, j, "rope_theta", a->base > 0 ? a->base : 10000);
+    const double local = real(d, j, "rope_local_base_freq", a->local_base);
+    json_t *s = take(d, j, given(j, "rope_parameters") ? "rope_parameters" : "rope_scaling");
+    json_t *local_s = NULL, *nested;
+    const char *key;
+    if (s && !json_is_object(s))
+        return err_set(d->err, -EBADMSG, "the rope settings are no object");
+    json_object_foreach(s, key, nested)
     {
-        const char *t = json_string_value(v);
-        if (t && strcmp(t, "sliding_attention") == 0)
-            named = true;
-        else if (!t || strcmp(t, "full_attention") != 0)
-            return err_set(d->err, -ENOTSUP, "layer type \"%.40s\" is not supported", t ? t : "?");
+        if (json_is_object(nested) && !(a->local_base > 0))
+            return err_set(d->err, -ENOTSUP, "has rope settings per kind of layer");
     }
-    if ((use || named) && window < c->ctx_max && (window > 0 || named))
-        return err_set(d->err, -ENOTSUP,
-                       "uses a sliding window of %u tokens, shorter than its context of %u", window,
-                       c->ctx_max);
+    if (s && (given(s, "full_attention") || given(s, "sliding_attention"))) {
+        local_s = take(d, s, "sliding_attention");
+        s = take(d, s, "full_attention");
+        if ((s && !json_is_object(s)) || (local_s && !json_is_object(local_s)))
+            return err_set(d->err, -EBADMSG, "the rope settings are no object");
+    }
+    int r = read_rope_set(d, m, j, s, base, &c->rope);
+    c->rope_local = c->rope;
+    if (r < 0 || !(a->local_base > 0)) return r;
+    c->rope_local = (struct model_rope){.type = ROPE_NONE};
+    return read_rope_set(d, m, j, local_s, local, &c->rope_local);
+}
+
+/* A list of L entries under key, or NULL. */
+static json_t *per_layer(struct reader *d, json_t *j, const char *key, unsigned L)
+{
+    json_t *a = take(d, j, key);
+    if (a && (!json_is_array(a) || json_array_size(a) != L))
+        d->r = err_set(d->err, -EBADMSG, "\"%s\" is no list of %u entries", key, L);
+    return a;
+}
+
+/* 1 local, 0 not, or a refusal. */
+static int is_local(struct reader *d, json_t *type)
+{
+    const char *t = json_string_value(type);
+    if (t && strcmp(t, "sliding_attention") == 0) return 1;
+    if (t && strcmp(t, "full_attention") == 0) return 0;
+    return err_set(d->err, -ENOTSUP, "layer type \"%.40s\" is not supported", t ? t : "?");
+}
+
+/* Bits of each layer. Local are those whose types say so, or all from one on, or all but each n-th.
+ */
+static int read_layer_bits(struct reader *d, struct model *m, json_t *j, uint8_t *bits)
+{
+    const struct model_arch *a = m->arch;
+    const unsigned L = m->cfg.L;
+    json_t *types = per_layer(d, j, "layer_types", L);
+    json_t *rotate = a->nope_every ? per_layer(d, j, "no_rope_layers", L) : NULL;
+    const unsigned begin = a->window_switch ? count(d, j, "max_window_layers", 28) : 0;
+    const unsigned every =
+        a->local_every ? count(d, j, "sliding_window_pattern", a->local_every) : L + 1;
+    const unsigned still =
+        a->nope_every ? count(d, j, "no_rope_layer_interval", a->nope_every) : L + 1;
+    if (d->r < 0) return d->r;
+    if (a->nope_every && m->cfg.window && !types)
+        return err_set(d->err, -ENOTSUP, "has a sliding window without types of layers");
+    if (every == 0 || still == 0)
+        return err_set(d->err, -EBADMSG, "the pattern of its layers is damaged");
+    for (unsigned l = 0; l < L; l++) {
+        const int local =
+            types ? is_local(d, json_array_get(types, l)) : l >= begin && (l + 1) % every != 0;
+        json_t *r = json_array_get(rotate, l);
+        const bool nope = rotate ? json_integer_value(r) == 0 : (l + 1) % still == 0;
+        if (local < 0) return local;
+        bits[l] = (uint8_t)((local ? MODEL_LAYER_LOCAL : 0) | (nope ? MODEL_LAYER_NOPE : 0));
+    }
     return 0;
 }
 
-static int refuse_hf_features(struct reader *d, json_t *j)
+static int read_layers(struct reader *d, struct model *m, json_t *j)
 {
-    json_t *act = json_object_get(j, "hidden_act");
-    const char *name = act ? json_string_value(act) : "silu";
-    if (!name || strcmp(name, "silu") != 0)
+    const struct model_arch *a = m->arch;
+    const bool absent = !json_object_get(j, "sliding_window");
+    const unsigned window = count(d, j, "sliding_window", absent ? a->window : 0);
+    const bool use = flag(d, j, "use_sliding_window", !a->window_switch);
+    const unsigned L = m->cfg.L;
+    m->cfg.window = use && window < m->cfg.ctx_max ? window : 0;
+    if (d->r < 0 || L > MODEL_L_MAX) return d->r;
+    uint8_t *bits = mem_zalloc(L + 1);
+    if (!bits) return err_set(d->err, -ENOMEM, "out of memory");
+    int r = read_layer_bits(d, m, j, bits);
+    if (r == 0) r = model_set_layers(m, bits, d->err);
+    mem_free(bits);
+    return r;
+}
+
+/* What some architectures multiply and bound. */
+static int read_scales(struct reader *d, struct model *m, json_t *j)
+{
+    const struct model_arch *a = m->arch;
+    struct model_cfg *c = &m->cfg;
+    c->embed_scale = c->logit_scale = 1;
+    if (a->score_dims > 0)
+        c->attn_scale = (float)(1 / sqrt(real(d, j, "query_pre_attn_scalar", a->score_dims)));
+    if (a->multipliers) {
+        const double residual = real(d, j, "residual_multiplier", 1);
+        c->attn_scale = (float)real(d, j, "attention_multiplier", 1);
+        c->logit_scale = (float)(1 / real(d, j, "logits_scaling", 1));
+        model_scale_residual(c, real(d, j, "embedding_multiplier", 1), residual);
+    }
+    const bool attn = json_object_get(j, "attn_logit_softcapping"),
+               logit = json_object_get(j, "final_logit_softcapping"); /* null: none */
+    if (!a->caps) return d->r;
+    c->attn_cap = (float)real(d, j, "attn_logit_softcapping", attn ? 0 : a->attn_cap);
+    c->logit_cap = (float)real(d, j, "final_logit_softcapping", logit ? 0 : a->logit_cap);
+    return d->r;
+}
+
+static int refuse_hf_features(struct reader *d, const struct model_arch *a, json_t *j)
+{
+    static const char *const acts[] = {[KN_SILU] = "silu", [KN_GELU_TANH] = "gelu_pytorch_tanh"};
+    json_t *act = json_object_get(j, a->act == KN_SILU ? "hidden_act" : "hidden_activation");
+    const char *name = act ? json_string_value(act) : acts[a->act];
+    if (!name || strcmp(name, acts[a->act]) != 0)
         return err_set(d->err, -ENOTSUP, "activation \"%.40s\" is not supported",
                        name ? name : "?");
+    if (flag(d, j, "use_bidirectional_attention", false))
+        return err_set(d->err, -ENOTSUP, "attends in both directions");
     if (given(j, "quantization_config"))
         return err_set(d->err, -ENOTSUP, "has a quantization_config, which is not supported");
     if (flag(d, j, "mlp_bias", false))
         return err_set(d->err, -ENOTSUP, "has biases in its feed-forward part (mlp_bias)");
-    for (size_t i = 0; i < sizeof(multipliers) / sizeof(multipliers[0]); i++) {
+    for (size_t i = 0; !a->multipliers && i < sizeof(multipliers) / sizeof(multipliers[0]); i++) {
         json_t *v = json_object_get(j, multipliers[i]);
         if (!v || json_is_null(v) || json_is_false(v)) continue;
         if (!json_is_number(v) || json_number_value(v) != 1)
@@ -223,19 +342,26 @@ static int read_config(struct model *m, json_t *j, struct err *err)
 {
     struct model_cfg *c = &m->cfg;
     struct reader d = {.err = err};
-    size_t a = 0;
-    int r = find_arch(j, &a, err);
+    int r = find_arch(j, &m->arch, err);
     if (r < 0) return r;
-    (void)snprintf(c->arch, sizeof(c->arch), "%s", archs[a].name);
-    r = refuse_hf_features(&d, j);
-    if (r == 0) r = read_dims(&d, c, j);
-    if (r == 0) r = read_rope(&d, c, j);
-    if (r == 0) r = check_window(&d, c, j, archs[a].window);
+    const struct model_arch *a = m->arch;
+    (void)snprintf(c->arch, sizeof(c->arch), "%s", a->name);
+    r = refuse_hf_features(&d, a, j);
+    if (r == 0) r = read_dims(&d, m, j);
+    if (r == 0) r = read_rope(&d, m, j);
+    if (r == 0) r = read_layers(&d, m, j);
+    if (r == 0) r = read_scales(&d, m, j);
     if (r < 0) return r;
-    c->tied = flag(&d, j, "tie_word_embeddings", false);
-    c->o_bias = archs[a].bias_key && flag(&d, j, "attention_bias", false);
-    c->qkv_bias = archs[a].qkv_bias || c->o_bias;
-    c->qk_norm = archs[a].qk_norm;
+    c->tied = flag(&d, j, "tie_word_embeddings", a->tied);
+    c->o_bias = a->bias_key && flag(&d, j, "attention_bias", false);
+    c->qkv_bias = a->qkv_bias || c->o_bias;
+    if (a->qkv_bias_key) c->qkv_bias = flag(&d, j, "attention_bias", true);
+    c->qk_norm = a->qk_norm;
+    c->qk_norm_wide = a->qk_norm_wide;
+    c->norms = a->norms;
+    c->act = a->act;
+    m->norm_less_one = a->norm_less_one;
+    m->permuted = a->hf_interleaved;
     return d.r;
 }
 

@@ -3,6 +3,7 @@
 #define FUSOR_MODEL_MODEL_INT_H
 
 #include "base/rng.h"
+#include "fusor/model/arch.h"
 #include "fusor/model/gguf.h"
 #include "fusor/model/model.h"
 #include "fusor/model/quant.h"
@@ -21,11 +22,14 @@ struct model {
     const char *where; /* end of the path, for messages */
     struct gguf *gguf; /* one of these two */
     struct st_set *st;
-    struct tensors *tensors; /* of the other */
-    bool random;             /* no file: weights are shape.c's */
-    bool permuted;           /* Q and K rows come in interleaved order (GGUF "llama") */
-    float *freq_factors;     /* owned copy of rope_freqs, or NULL */
-    struct weight *w;        /* [3 + L * (MODEL_W_COUNT - 3)] */
+    struct tensors *tensors;       /* of the other */
+    bool random;                   /* no file: weights are shape.c's */
+    const struct model_arch *arch; /* NULL: random */
+    bool permuted;                 /* Q and K rows come in interleaved order */
+    bool norm_less_one;            /* norms come less 1 */
+    uint8_t *layers;               /* owned, as the next two: what cfg has of that name, or NULL */
+    float *freq_factors, *long_factors;
+    struct weight *w; /* [3 + L * (MODEL_W_COUNT - 3)] */
 };
 
 /* Limits of what a file may ask for; chosen well above any published dense model. */
@@ -43,6 +47,16 @@ enum {
  * folder m->path. */
 int model_from_gguf(struct model *m, struct err *err);
 int model_from_hf(struct model *m, struct err *err);
+/* ---- settings.c ---- */
+/* Set cfg.layers, once window and rope are known: from the file's bits [L], or, NULL, by the
+ * architecture's pattern. */
+int model_set_layers(struct model *m, const uint8_t *bits, struct err *err);
+/* Embeddings times `embed`, and all that layers add to the residual stream times `residual`. What
+ * the stream is multiplied by as a whole does not matter to norms, so it is the embeddings that are
+ * divided, and the epsilon of norms follows. */
+void model_scale_residual(struct model_cfg *c, double embed, double residual);
+/* A copy of n divisors of frequencies, the caller's in any case. -EBADMSG: no numbers above 0. */
+int model_own_factors(const void *f, size_t n, const char *name, float **ret, struct err *err);
 /* shape.c: what a matrix of a random model is drawn from, and rows of any weight of it. */
 struct rng_field shape_field(const struct model *m, enum model_w w, unsigned layer);
 void shape_rows(const struct model *m, enum model_w w, unsigned layer, size_t row0, size_t n,

@@ -5,11 +5,11 @@
 
 #include <math.h>
 
-/* The dimension at which a wave makes n_rot turns within the original context. */
-static double correction_dim(double n_rot, const struct model_cfg *c)
+/* The dimension at which a wave makes n_turns turns within the original context. */
+static double correction_dim(double n_turns, const struct model_rope *r, unsigned n_rot)
 {
     const double pi = 3.14159265358979323846;
-    return (double)c->K * log(c->rope.orig_ctx / (n_rot * 2 * pi)) / (2 * log(c->rope.base));
+    return (double)n_rot * log(r->orig_ctx / (n_turns * 2 * pi)) / (2 * log(r->base));
 }
 
 static float llama3_freq(const struct model_rope *r, float f)
@@ -30,23 +30,34 @@ static float yarn_mscale(const struct model_rope *r)
     return r->factor <= 1 ? 1.0f : (float)(0.1 * log(r->factor) + 1.0);
 }
 
-void model_rope_freqs(const struct model_cfg *c, float *ret_inv_freq, float *ret_mscale)
+struct model_rope model_rope_for(const struct model_rope *r, unsigned ctx)
 {
-    const struct model_rope *r = &c->rope;
+    struct model_rope one = *r;
+    if (r->type != ROPE_LONG) return one;
+    const bool is_long = ctx > r->orig_ctx;
+    if (is_long) one.freq_factors = r->long_factors;
+    one.long_factors = NULL;
+    one.factor = is_long; /* which, for those who compare settings */
+    return one;
+}
+
+void model_rope_freqs(const struct model_cfg *c, const struct model_rope *r, float *ret_inv_freq,
+                      float *ret_mscale)
+{
     double low = 0, high = 0;
     if (r->type == ROPE_YARN) {
-        low = correction_dim(r->beta_fast, c);
-        high = correction_dim(r->beta_slow, c);
+        low = correction_dim(r->beta_fast, r, c->n_rot);
+        high = correction_dim(r->beta_slow, r, c->n_rot);
         if (!r->no_truncate) {
             low = floor(low);
             high = ceil(high);
         }
         low = fmax(low, 0);
-        high = fmin(high, (double)c->K - 1);
+        high = fmin(high, (double)c->n_rot - 1);
         if (low == high) high += 0.001; /* as the reference does against a division by zero */
     }
-    for (unsigned i = 0; i < c->K / 2; i++) {
-        float e = (float)(2 * i) / (float)c->K;
+    for (unsigned i = 0; i < c->n_rot / 2; i++) {
+        float e = (float)(2 * i) / (float)c->n_rot;
         float p = (float)pow(r->base, (double)e), f;
         if (r->freq_factors) p *= r->freq_factors[i];
         f = 1.0f / p;
@@ -62,5 +73,7 @@ void model_rope_freqs(const struct model_cfg *c, float *ret_inv_freq, float *ret
         }
         ret_inv_freq[i] = f;
     }
-    *ret_mscale = r->type == ROPE_YARN ? yarn_mscale(r) : 1.0f;
+    *ret_mscale = r->type == ROPE_YARN   ? yarn_mscale(r)
+                  : r->type == ROPE_LONG ? (float)r->attn_factor
+                                         : 1.0f;
 }

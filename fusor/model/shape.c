@@ -71,6 +71,9 @@ int shape_parse(const char *text, struct model_cfg *ret, struct err *err)
     struct model_cfg c = *s;
     c.L = L;
     c.attn_scale = 1 / sqrtf((float)c.K);
+    c.embed_scale = c.logit_scale = 1;
+    c.n_rot = c.K;
+    c.rope_local = c.rope;
     c.file_bf16_or_less = true;
     (void)snprintf(c.name, sizeof c.name, "%s", text);
     *ret = c;

@@ -11,7 +11,7 @@ Writes
   golden/smollm2-135m.q4_1.json  the same of the real model that tools/get-model fetches, with only
                        the largest logits of each position
 
-Run: python3 tests/data/make/make_golden.py [quant] [models] [real PATH.gguf]
+Run: python3 tests/data/make/make_golden.py [quant] [real PATH.gguf] [models [NAME …]]
 Needs numpy, gguf, torch, transformers. Without arguments: quant models.
 The files are committed; the tests read them and need no Python.
 """
@@ -147,6 +147,17 @@ def make_real(path):
     print(f"real: margin {margin:.3f}, {len(set(ids[N_PROMPT:]))} distinct greedy tokens")
 
 
+def frequencies(rope):
+    """Those of layers that see all; of local ones where they have their own."""
+    kinds = {"": ""} if hasattr(rope, "inv_freq") else {"": "full_attention_", "local_": "sliding_attention_"}
+    out = {}
+    for to, kind in kinds.items():
+        out[to + "inv_freq"] = [float(f"{x:.9g}") for x in getattr(rope, kind + "inv_freq").tolist()]
+        scaling = getattr(rope, kind + "attention_scaling")
+        out["rope_mscale" if not to else "local_mscale"] = float(f"{scaling:.9g}")
+    return out
+
+
 def make_model(name):
     import numpy as np
     import torch
@@ -166,11 +177,9 @@ def make_model(name):
             ids.append(int(top.indices[0]))
     if margin < 0.01:
         raise SystemExit(f"{name}: greedy margin {margin:.4f} is too small, choose another seed")
-    rope = model.model.rotary_emb
     out = {"model": name, "made_with": versions(),
            "greedy_margin": round(margin, 4), "prompt": tok, "greedy": ids[N_PROMPT:],
-           "inv_freq": [float(f"{x:.9g}") for x in rope.inv_freq.tolist()],
-           "rope_mscale": float(f"{rope.attention_scaling:.9g}"),
+           **frequencies(model.model.rotary_emb),
            "logits": [[float(f"{x:.7g}") for x in row] for row in rows]}
     os.makedirs(os.path.join(DATA, "golden"), exist_ok=True)
     with open(os.path.join(DATA, "golden", name + ".json"), "w") as f:
@@ -189,7 +198,8 @@ def main():
     if "models" in what:
         models = os.path.join(DATA, "models")
         # F32 twins have the logits of their folder; test_golden.c compares them with those.
-        for name in sorted(os.listdir(models)):
+        names = what[what.index("models") + 1:]
+        for name in names or sorted(os.listdir(models)):
             if os.path.isdir(os.path.join(models, name)) or name.endswith(".Q8_0.gguf"):
                 make_model(name)
 

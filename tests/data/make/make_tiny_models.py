@@ -27,6 +27,13 @@ BASE = dict(vocab_size=128, num_hidden_layers=3, max_position_embeddings=2048, r
 LLAMA3 = dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0,
               high_freq_factor=4.0, original_max_position_embeddings=64)
 
+def longrope(n, original):
+    return dict(rope_type="longrope", rope_theta=10000.0, original_max_position_embeddings=original,
+                short_factor=[1 + 0.1 * i for i in range(n)], long_factor=[1 + 2.5 * i for i in range(n)])
+
+
+GELU = dict(hidden_act="gelu_pytorch_tanh", hidden_activation="gelu_pytorch_tanh")
+
 # name: (config class, settings, options). Seeds: the first whose greedy path has no near-ties.
 MODELS = {
     "llama2": ("LlamaConfig", dict(hidden_size=48, num_attention_heads=3, num_key_value_heads=3,
@@ -69,22 +76,71 @@ MODELS = {
                                   tie_word_embeddings=True,
                                   rope_parameters=dict(rope_type="default",
                                                        rope_theta=1000000.0)), dict(seed=3)),
+    # Windows are shorter than the prompt of make_golden.py, so that it and the tokens behind it feel
+    # them.
+    "gemma2": ("Gemma2Config", dict(hidden_size=48, num_attention_heads=3, num_key_value_heads=1,
+                                    head_dim=32, intermediate_size=64, tie_word_embeddings=True,
+                                    num_hidden_layers=4, sliding_window=12, query_pre_attn_scalar=24,
+                                    attn_logit_softcapping=2.0, final_logit_softcapping=12.0,
+                                    **GELU), dict(less_one=True, seed=2)),
+    "gemma3": ("Gemma3TextConfig", dict(hidden_size=48, num_attention_heads=4,
+                                        num_key_value_heads=2, head_dim=16, intermediate_size=64,
+                                        tie_word_embeddings=True, num_hidden_layers=7,
+                                        sliding_window=12, query_pre_attn_scalar=16,
+                                        rope_parameters=dict(
+                                            full_attention=dict(rope_type="linear", factor=8.0,
+                                                                rope_theta=1000000.0),
+                                            sliding_attention=dict(rope_type="default",
+                                                                   rope_theta=10000.0)),
+                                        **GELU), dict(less_one=True, classic=True, seed=3)),
+    "mistral-window": ("MistralConfig", dict(hidden_size=32, num_attention_heads=4,
+                                             num_key_value_heads=2, intermediate_size=48,
+                                             sliding_window=17), dict(seed=2)),
+    # Which factors hold is decided by the original length: here the short ones, then the long.
+    "phi3": ("Phi3Config", dict(hidden_size=48, num_attention_heads=3, num_key_value_heads=1,
+                                intermediate_size=64, sliding_window=14, pad_token_id=0,
+                                original_max_position_embeddings=512,
+                                rope_parameters=longrope(8, 512)), dict()),
+    "phi3-long": ("Phi3Config", dict(hidden_size=32, num_attention_heads=2, num_key_value_heads=1,
+                                     intermediate_size=48, sliding_window=None, pad_token_id=0,
+                                     tie_word_embeddings=True, partial_rotary_factor=0.75,
+                                     original_max_position_embeddings=32,
+                                     rope_parameters=longrope(6, 32)), dict(seed=2)),
+    "granite": ("GraniteConfig", dict(hidden_size=48, num_attention_heads=3, num_key_value_heads=1,
+                                      intermediate_size=64, tie_word_embeddings=True,
+                                      embedding_multiplier=1.5, residual_multiplier=0.7,
+                                      attention_multiplier=0.2, logits_scaling=2.5), dict()),
+    "smollm3": ("SmolLM3Config", dict(hidden_size=48, num_attention_heads=4, num_key_value_heads=2,
+                                      intermediate_size=64, num_hidden_layers=5, pad_token_id=0,
+                                      no_rope_layer_interval=4, use_sliding_window=False),
+                dict(bf16=True, seed=2)),
+    "olmo2": ("Olmo2Config", dict(hidden_size=48, num_attention_heads=3, num_key_value_heads=1,
+                                  intermediate_size=64, pad_token_id=0), dict()),
+    "glm4": ("Glm4Config", dict(hidden_size=48, num_attention_heads=3, num_key_value_heads=1,
+                                head_dim=16, intermediate_size=64, attention_bias=True,
+                                pad_token_id=0, partial_rotary_factor=0.5), dict()),
 }
 GGUF = [("llama3", "Q8_0"), ("llama-linear", "F32"), ("qwen2", "F32"), ("qwen3", "F32"),
-        ("smollm2", "F32")]
+        ("smollm2", "F32"), ("gemma2", "F32"), ("gemma3", "F32"), ("phi3", "F32"),
+        ("phi3-long", "F32"), ("granite", "F32"), ("smollm3", "F32"), ("olmo2", "F32"),
+        ("glm4", "F32")]
 
 
-def randomize(model, seed):
+def randomize(model, seed, less_one=False):
     """Gains chosen so that attention is peaked, the residual stream grows and logits spread."""
     g = torch.Generator().manual_seed(seed)
     gain = {"q_proj": 1.6, "k_proj": 1.6, "v_proj": 1.2, "o_proj": 1.2, "gate_proj": 1.5,
-            "up_proj": 1.5, "down_proj": 1.5, "lm_head": 3.0}
+            "up_proj": 1.5, "down_proj": 1.5, "lm_head": 3.0, "qkv_proj": 1.5, "gate_up_proj": 1.5}
     with torch.no_grad():
         for name, p in model.named_parameters():
             part = name.split(".")[-2]
             r = torch.randn(p.shape, generator=g, dtype=torch.float32)
             if "norm" in part:
-                p.copy_(1.0 + 0.3 * r)
+                # Norms behind a block are larger, most where embeddings are, so that a token does not
+                # answer with itself.
+                behind = "post_" in part and ("feedforward" in part or less_one or "self_attn" in part)
+                mean = (8.0 if less_one else 2.5) if behind else 1.0
+                p.copy_(mean - (1.0 if less_one else 0.0) + 0.3 * r)
             elif name.endswith("bias"):
                 p.copy_(0.5 * r)
             elif part == "embed_tokens":
@@ -98,9 +154,16 @@ def classic_config(path):
     with open(path) as f:
         c = json.load(f)
     rope = c.pop("rope_parameters")
+    key = "type"
+    if "sliding_attention" in rope:
+        key = "rope_type"
+        c["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope = rope["full_attention"]
+        c.pop("layer_types")
+        c["sliding_window_pattern"] = c.pop("_sliding_window_pattern")
     c["rope_theta"] = rope.pop("rope_theta")
     kind = rope.pop("rope_type")
-    c["rope_scaling"] = None if kind == "default" else {"type": kind, **rope}
+    c["rope_scaling"] = None if kind == "default" else {key: kind, **rope}
     c["torch_dtype"] = c.pop("dtype", "float32")
     with open(path, "w") as f:
         json.dump(c, f, indent=2, sort_keys=True)
@@ -162,7 +225,7 @@ def make(name):
     cls, settings, opt = MODELS[name]
     config = getattr(transformers, cls)(**{**BASE, **settings})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    randomize(model, opt.get("seed", 1))
+    randomize(model, opt.get("seed", 1), opt.get("less_one"))
     if opt.get("bf16"):
         model = model.to(torch.bfloat16)
     folder = os.path.join(OUT, name)
@@ -206,7 +269,16 @@ NAMES = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.
          "post_attention_layernorm": "ffn_norm"}
 
 
-def gguf_name(name):
+PACKED = {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
+BEHIND = {"post_attention_layernorm": "post_attention_norm",
+          "post_feedforward_layernorm": "post_ffw_norm"}
+OWN = {"gemma2": {**BEHIND, "pre_feedforward_layernorm": "ffn_norm"}, "olmo2": BEHIND,
+       "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"}}
+OWN["gemma3"] = OWN["gemma2"]
+INTERLEAVED = ("llama", "granite", "smollm3")  # by the converter; GLM's rows are from the start
+
+
+def gguf_name(name, arch="llama"):
     if name == "model.embed_tokens.weight":
         return "token_embd.weight"
     if name == "model.norm.weight":
@@ -215,7 +287,8 @@ def gguf_name(name):
         return "output.weight"
     _, _, layer, rest = name.split(".", 3)
     stem, kind = rest.rsplit(".", 1)
-    return f"blk.{layer}.{NAMES[stem]}.{kind}"
+    names = {**NAMES, **PACKED, **OWN.get(arch, {})}
+    return f"blk.{layer}.{names[stem]}.{kind}"
 
 
 def make_gguf(name, qtype):
@@ -223,7 +296,7 @@ def make_gguf(name, qtype):
 
     model = AutoModelForCausalLM.from_pretrained(os.path.join(OUT, name), dtype=torch.float32)
     c = model.config
-    arch = {"llama": "llama", "mistral": "llama"}.get(c.model_type, c.model_type)
+    arch = {"mistral": "llama", "gemma3_text": "gemma3"}.get(c.model_type, c.model_type)
     k = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
     w = gguf.GGUFWriter(os.path.join(OUT, f"{name}.{qtype}.gguf"), arch)
     w.add_name(f"tiny {name}")
@@ -234,10 +307,30 @@ def make_gguf(name, qtype):
     w.add_head_count(c.num_attention_heads)
     w.add_head_count_kv(c.num_key_value_heads)
     w.add_layer_norm_rms_eps(c.rms_norm_eps)
-    w.add_rope_freq_base(c.rope_parameters["rope_theta"])
-    w.add_rope_dimension_count(k)
+    rope = c.rope_parameters.get("full_attention", c.rope_parameters)
+    w.add_rope_freq_base(rope["rope_theta"])
+    w.add_rope_dimension_count(int(k * rope.get("partial_rotary_factor", 1)))
     w.add_vocab_size(c.vocab_size)
-    rope = c.rope_parameters
+    if arch.startswith("gemma"):
+        w.add_sliding_window(c.sliding_window)
+    if arch == "gemma2":
+        w.add_attn_logit_softcapping(c.attn_logit_softcapping)
+        w.add_final_logit_softcapping(c.final_logit_softcapping)
+        w.add_float32("gemma2.attention.scale", c.query_pre_attn_scalar ** -0.5)
+    if arch == "phi3" and c.sliding_window:
+        w.add_sliding_window(c.sliding_window)
+    if rope["rope_type"] == "longrope":
+        original = rope["original_max_position_embeddings"]
+        w.add_rope_scaling_orig_ctx_len(original)
+        w.add_rope_scaling_attn_factors(
+            math.sqrt(1 + math.log(c.max_position_embeddings / original) / math.log(original)))
+        for kind in ("long", "short"):
+            w.add_tensor(f"rope_factors_{kind}.weight", np.array(rope[kind + "_factor"], dtype=np.float32))
+    if arch == "granite":
+        w.add_embedding_scale(c.embedding_multiplier)
+        w.add_residual_scale(c.residual_multiplier)
+        w.add_attention_scale(c.attention_multiplier)
+        w.add_logit_scale(c.logits_scaling)
     if k * c.num_attention_heads != c.hidden_size:
         w.add_key_length(k)
         w.add_value_length(k)
@@ -268,15 +361,17 @@ def make_gguf(name, qtype):
         if key == "lm_head.weight" and c.tie_word_embeddings:
             continue
         x = p.numpy()
-        if arch == "llama" and ".q_proj." in key:
+        if MODELS[name][2].get("less_one") and "norm" in key:
+            x = x + 1
+        if arch in INTERLEAVED and ".q_proj." in key:
             x = permute(x, c.num_attention_heads)
-        if arch == "llama" and ".k_proj." in key:
+        if arch in INTERLEAVED and ".k_proj." in key:
             x = permute(x, c.num_key_value_heads)
         if qtype == "F32" or x.ndim == 1:
-            w.add_tensor(gguf_name(key), np.ascontiguousarray(x))
+            w.add_tensor(gguf_name(key, arch), np.ascontiguousarray(x))
         else:
             t = gguf.GGMLQuantizationType[qtype]
-            w.add_tensor(gguf_name(key), gguf.quants.quantize(x, t), raw_dtype=t)
+            w.add_tensor(gguf_name(key, arch), gguf.quants.quantize(x, t), raw_dtype=t)
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()

@@ -165,6 +165,21 @@ static int open_chosen(struct kit *k, const char *isa, uint64_t kv_bytes, struct
     return r;
 }
 
+const struct tiny_opts kit_layers[KIT_LAYERS] = {
+    {.L = 5,
+     .window = 20,
+     .local_every = 2,
+     .norms = MODEL_NORMS_AROUND,
+     .gelu = true,
+     .attn_cap = 3,
+     .logit_cap = 2,
+     .embed_scale = 1.5f},
+    {.L = 4, .window = 70, .local_every = 3, .local_base = 100, .qk_norm = true, .embed_scale = 5},
+    {.L = 4, .window = 33},
+    {.L = 4, .nope_every = 2, .n_rot = 8, .logit_scale = 0.25f},
+    {.L = 4, .norms = MODEL_NORMS_BEHIND, .qk_norm_wide = true},
+};
+
 void kit_open(struct kit *k, const struct tiny_opts *o, uint64_t kv_tokens)
 {
     struct err err = {0};

@@ -34,6 +34,10 @@ struct kit {
     struct fus_core *c;
     const struct model_cfg *cfg;
 };
+/* Layers of several kinds: windows shorter and longer than chunks and pages, layers without
+ * rotation, norms elsewhere, bounds and scales. */
+enum { KIT_LAYERS = 5 };
+extern const struct tiny_opts kit_layers[KIT_LAYERS];
 void kit_open(struct kit *k, const struct tiny_opts *o, uint64_t kv_tokens);
 void kit_close(struct kit *k);
 void kit_tokens(const struct kit *k, uint64_t seed, int32_t *tok, size_t n);

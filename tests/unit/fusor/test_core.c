@@ -107,27 +107,26 @@ static void check_blend(struct prompt *p, enum pol_strategy s, float ratio, stru
                   pol_strategy_name(s), (double)ratio, d);
 }
 
+static const struct tiny_opts plain = {.L = 5, .qkv_bias = true};
+
 static void open_default(struct kit *k)
 {
-    const struct tiny_opts o = {.L = 5, .qkv_bias = true};
-    kit_open(k, &o, 64 * 64);
+    kit_open(k, &plain, 64 * 64);
 }
 
 /* ---- forward pass ---- */
 
 TEST(full_matches_reference)
 {
-    const struct tiny_opts all[] = {
-        {0},
-        {.L = 3, .qkv_bias = true, .o_bias = true, .G = 1},
-        {.L = 3, .qk_norm = true, .H = 6, .G = 3, .K = 8},
-        {.L = 2, .yarn = 4, .G = 4},
-        {.L = 1, .D = 40, .F = 56, .V = 50},
-    };
+    const struct tiny_opts all[] = {{.L = 3, .qkv_bias = true, .o_bias = true, .G = 1},
+                                    {.L = 3, .qk_norm = true, .H = 6, .G = 3, .K = 8},
+                                    {.L = 2, .yarn = 4, .G = 4},
+                                    {.L = 1, .D = 40, .F = 56, .V = 50}};
     const uint32_t len[] = {1, 2, 7, 63, 64, 65, 150};
-    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+    enum { N = sizeof(all) / sizeof(all[0]) };
+    for (size_t i = 0; i < N + KIT_LAYERS; i++) {
         struct kit k;
-        kit_open(&k, &all[i], 512);
+        kit_open(&k, i < N ? &all[i] : &kit_layers[i - N], 512);
         for (size_t j = 0; j < sizeof(len) / sizeof(len[0]); j++) {
             struct prompt p = {.k = &k};
             struct result res;
@@ -210,10 +209,10 @@ enum { N_LAYOUTS = sizeof(layouts) / sizeof(layouts[0]) };
 TEST(ratio_one_equals_full)
 {
     const struct tiny_opts all[] = {{.L = 5, .qkv_bias = true}, {.qk_norm = true}, {.yarn = 3}};
-    for (size_t c = 0; c < 3; c++) {
+    for (size_t c = 0; c < 3 + KIT_LAYERS; c++) {
         struct kit k;
-        kit_open(&k, &all[c], 64 * 64);
-        for (size_t i = 0; i < N_LAYOUTS; i++) {
+        kit_open(&k, c < 3 ? &all[c] : &kit_layers[c - 3], 64 * 64);
+        for (size_t i = 0; i < N_LAYOUTS; i += c < 3 ? 1 : 3) {
             struct prompt p;
             struct result full, got;
             prompt_init(&p, &k, layouts[i]);
@@ -283,6 +282,23 @@ TEST(blends_match_reference)
     kit_close(&k);
 }
 
+TEST(blends_of_mixed_layers_match_reference)
+{
+    for (size_t m = 0; m < KIT_LAYERS; m++) {
+        struct kit k;
+        struct prompt p;
+        struct result got;
+        kit_open(&k, &kit_layers[m], 64 * 64);
+        prompt_init(&p, &k, layouts[m % 2 ? 3 : 8]);
+        check_blend(&p, POL_PREFIX, 0, &got);
+        check_blend(&p, POL_REUSE, 0, &got);
+        for (size_t j = 0; j < N_BLENDS; j++)
+            check_blend(&p, blends[j], 0.2f, &got);
+        prompt_fini(&p);
+        kit_close(&k);
+    }
+}
+
 /* More of them than kn_kv_load() and kn_deviation() take at once. */
 static const char many_chunks[] = "SCCCCCCCCCCCCCCCCCCq";
 
@@ -346,25 +362,32 @@ TEST(blends_of_rounded_records_are_close)
     kit_close(&k);
 }
 
-TEST(chunk_behind_the_sink_is_exact)
+static void check_behind_the_sink(struct kit *k)
 {
-    struct kit k;
-    open_default(&k);
     struct prompt p;
     struct result full, got;
-    prompt_init(&p, &k, "SDq");
+    prompt_init(&p, k, "SDq");
     run(&p, POL_FULL, 0, &full);
     run(&p, POL_REUSE, 0, &got);
-    same_logits(&k, &full, &got);
+    same_logits(k, &full, &got);
     ASSERT_EQ(got.report.n_reused, 90);
     prompt_fini(&p);
-    prompt_init(&p, &k, "pq");
+    prompt_init(&p, k, "pq");
     run(&p, POL_FULL, 0, &full);
     run(&p, POL_PREFIX, 0, &got);
-    same_logits(&k, &full, &got);
+    same_logits(k, &full, &got);
     ASSERT_EQ(got.report.n_prefix, 23);
     prompt_fini(&p);
-    kit_close(&k);
+}
+
+TEST(chunk_behind_the_sink_is_exact)
+{
+    for (size_t m = 0; m <= KIT_LAYERS; m++) {
+        struct kit k;
+        kit_open(&k, m < KIT_LAYERS ? &kit_layers[m] : &plain, 64 * 64);
+        check_behind_the_sink(&k);
+        kit_close(&k);
+    }
 }
 
 /* The k best by a score computed independently; near ties may go either way. */
@@ -721,10 +744,10 @@ TEST(order_of_chunks_does_not_touch_the_store)
 
 /* ---- decode, fork ---- */
 
-TEST(batch_decode_equals_single_decode_after_blends)
+static void check_batch_decode(const struct tiny_opts *o)
 {
     struct kit k;
-    open_default(&k);
+    kit_open(&k, o, 64 * 64);
     enum { N = 3, STEPS = 70 };
     const char *const parts[N] = {"SAgBq", "Sg", "pgCq"};
     const enum pol_strategy strategy[N] = {POL_QUERY, POL_FULL, POL_HKVD};
@@ -761,10 +784,16 @@ TEST(batch_decode_equals_single_decode_after_blends)
     kit_close(&k);
 }
 
-TEST(decode_continues_the_prompt)
+TEST(batch_decode_equals_single_decode_after_blends)
+{
+    check_batch_decode(&plain);
+    check_batch_decode(&kit_layers[0]);
+}
+
+static void check_decode(const struct tiny_opts *o)
 {
     struct kit k;
-    open_default(&k);
+    kit_open(&k, o, 64 * 64);
     struct prompt p = {.k = &k};
     add_tokens(&p, 5, 140);
     struct prompt head = p;
@@ -784,6 +813,13 @@ TEST(decode_continues_the_prompt)
     }
     fus_session_destroy(s);
     kit_close(&k);
+}
+
+TEST(decode_continues_the_prompt)
+{
+    check_decode(&plain);
+    for (size_t m = 0; m < KIT_LAYERS; m++)
+        check_decode(&kit_layers[m]);
 }
 
 TEST(forks_share_pages_and_part_ways)
@@ -1122,10 +1158,10 @@ TEST(pool_runs_dry_politely)
 TEST(self_test_passes)
 {
     const struct tiny_opts all[] = {{0}, {.qk_norm = true, .L = 2}, {.yarn = 8, .qkv_bias = true}};
-    for (size_t i = 0; i < 3; i++) {
+    for (size_t i = 0; i < 3 + KIT_LAYERS; i++) {
         struct kit k;
         struct err err = {0};
-        kit_open(&k, &all[i], 512);
+        kit_open(&k, i < 3 ? &all[i] : &kit_layers[i - 3], 512);
         int r = fus_core_self_test(k.c, &err);
         if (r < 0) test_fail(__FILE__, __LINE__, "%s", err.msg);
         kit_close(&k);

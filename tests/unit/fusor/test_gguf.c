@@ -253,7 +253,7 @@ static void read_everything(const struct model *m)
         }
     }
     float freqs[MODEL_W_COUNT + 512], mscale;
-    model_rope_freqs(model_config(m), freqs, &mscale);
+    model_rope_freqs(model_config(m), &model_config(m)->rope, freqs, &mscale);
 }
 
 TEST(seeded_damage_gives_an_error_or_a_sound_model)

@@ -247,6 +247,31 @@ TEST(smollm2_135m)
     run_path(path, "smollm2-135m.q4_1", 8, false);
 }
 
+TEST(mistral_with_a_window)
+{
+    check_model("mistral-window", "mistral-window");
+}
+
+TEST(gemma2)
+{
+    check_model("gemma2", "gemma2");
+}
+
+TEST(gemma2_gguf)
+{
+    check_model("gemma2.F32.gguf", "gemma2");
+}
+
+TEST(gemma3)
+{
+    check_model("gemma3", "gemma3");
+}
+
+TEST(gemma3_gguf)
+{
+    check_model("gemma3.F32.gguf", "gemma3");
+}
+
 TEST(qwen3_gguf)
 {
     check_model("qwen3.F32.gguf", "qwen3");

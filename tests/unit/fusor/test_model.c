@@ -1,6 +1,6 @@
 /* model: configurations of every architecture, the same weights from folder and GGUF, rope
  * frequencies against transformers, refusal by name of what the engine cannot honour. */
-#include "fusor/model/model.h"
+#include "fusor/model/arch.h"
 
 #include "base/mem.h"
 #include "tests/unit/fusor/model_files.h"
@@ -22,6 +22,10 @@ static const struct {
     unsigned D, H, G, K, F, V;
     enum model_rope_type rope;
     bool f32, qkv_bias, o_bias, qk_norm, tied;
+    unsigned L;             /* 0: 3 */
+    double scale;           /* of scores; 0: 1/sqrt(K) */
+    unsigned window, n_rot; /* n_rot 0: K */
+    const char *layers;     /* of each: '.', 'l'ocal, 'n'ot rotated; NULL: '.' */
 } all[] = {
     {"llama2", "llama", 48, 3, 3, 16, 64, 128, ROPE_NONE, true, false, false, false, false},
     {"llama3", "llama", 64, 4, 2, 16, 64, 128, ROPE_LLAMA3, true, false, false, false, false},
@@ -39,7 +43,26 @@ static const struct {
     {"qwen2.F32.gguf", "qwen2", 32, 2, 1, 16, 64, 128, ROPE_YARN, true, true, false, false, false},
     {"qwen3", "qwen3", 48, 3, 1, 32, 64, 128, ROPE_NONE, true, false, false, true, true},
     {"qwen3.F32.gguf", "qwen3", 48, 3, 1, 32, 64, 128, ROPE_NONE, true, false, false, true, true},
+    {"mistral-window", "mistral", 32, 4, 2, 8, 48, 128, ROPE_NONE, true, false, false, false, false,
+     .window = 17, .layers = "lll"},
+    {"gemma2", "gemma2", 48, 3, 1, 32, 64, 128, ROPE_NONE, true, false, false, false, true, 4,
+     0.20412414523193154, 12, 0, "l.l."},
+    {"gemma2.F32.gguf", "gemma2", 48, 3, 1, 32, 64, 128, ROPE_NONE, true, false, false, false, true,
+     4, 0.20412414523193154, 12, 0, "l.l."},
+    {"gemma3", "gemma3", 48, 4, 2, 16, 64, 128, ROPE_LINEAR, true, false, false, true, true, 7, 0,
+     12, 0, "lllll.l"},
+    {"gemma3.F32.gguf", "gemma3", 48, 4, 2, 16, 64, 128, ROPE_LINEAR, true, false, false, true,
+     true, 7, 0, 12, 0, "lllll.l"},
 };
+
+TEST(architectures_by_either_name)
+{
+    ASSERT_TRUE(model_arch_by_hf("LlamaForCausalLM") == model_arch_by_gguf("llama"));
+    ASSERT_TRUE(model_arch_by_hf("Gemma3ForCausalLM") == model_arch_by_gguf("gemma3"));
+    ASSERT_STREQ(model_arch_by_hf("MistralForCausalLM")->name, "mistral");
+    ASSERT_TRUE(!model_arch_by_gguf("mistral")); /* there it is "llama" */
+    ASSERT_TRUE(!model_arch_by_hf("llama") && !model_arch_by_gguf("") && !model_arch_by_hf(""));
+}
 
 TEST(configurations)
 {
@@ -47,7 +70,7 @@ TEST(configurations)
         struct model *m = open_model(all[i].name);
         const struct model_cfg *c = model_config(m);
         ASSERT_STREQ(c->arch, all[i].arch);
-        ASSERT_EQ(c->L, 3);
+        ASSERT_EQ(c->L, all[i].L ? all[i].L : 3);
         ASSERT_EQ(c->D, all[i].D);
         ASSERT_EQ(c->H, all[i].H);
         ASSERT_EQ(c->G, all[i].G);
@@ -59,14 +82,21 @@ TEST(configurations)
         ASSERT_EQ(c->file_f32, all[i].f32);
         ASSERT_EQ(c->file_bf16_or_less, !all[i].f32);
         ASSERT_EQ(c->tied, all[i].tied);
-        ASSERT_NEAR(c->rms_eps, 1e-5, 1e-10);
-        ASSERT_NEAR(c->attn_scale, 1 / sqrt(c->K), 1e-7);
+        ASSERT_NEAR(c->rms_eps, strcmp(c->arch, "granite") == 0 ? 1e-5 / 0.49 : 1e-5, 1e-10);
+        ASSERT_NEAR(c->attn_scale, all[i].scale > 0 ? all[i].scale : 1 / sqrt(c->K), 1e-7);
+        ASSERT_EQ(c->window, all[i].window);
+        ASSERT_EQ(c->n_rot, all[i].n_rot ? all[i].n_rot : c->K);
+        for (unsigned l = 0; l < c->L; l++) {
+            const char kind = all[i].layers ? all[i].layers[l] : '.';
+            ASSERT_EQ(model_layer_is(c, l, MODEL_LAYER_LOCAL), kind == 'l');
+            ASSERT_EQ(model_layer_is(c, l, MODEL_LAYER_NOPE), kind == 'n');
+        }
         ASSERT_EQ(model_has(m, MODEL_Q_BIAS, 0), all[i].qkv_bias);
         ASSERT_EQ(model_has(m, MODEL_V_BIAS, 2), all[i].qkv_bias);
         ASSERT_EQ(model_has(m, MODEL_O_BIAS, 1), all[i].o_bias);
         ASSERT_EQ(model_has(m, MODEL_K_NORM, 1), all[i].qk_norm);
         ASSERT_TRUE(model_has(m, MODEL_LM_HEAD, 0) && model_has(m, MODEL_DOWN, 2));
-        ASSERT_TRUE(!model_has(m, MODEL_Q, 3));
+        ASSERT_TRUE(!model_has(m, MODEL_Q, c->L));
         ASSERT_EQ(model_gguf(m) != NULL, strstr(all[i].name, ".gguf") != NULL);
         ASSERT_TRUE(strstr(model_path(m), all[i].name) != NULL);
         ASSERT_TRUE(c->name[0] != 0);
@@ -110,6 +140,8 @@ TEST(gguf_twins_hold_the_same_weights)
     same_weights("qwen3", "qwen3.F32.gguf");
     same_weights("smollm2", "smollm2.F32.gguf");
     same_weights("qwen2", "qwen2.F32.gguf");
+    same_weights("gemma2", "gemma2.F32.gguf"); /* norms of a folder are less 1 */
+    same_weights("gemma3", "gemma3.F32.gguf");
 }
 
 /* Taken apart and put together again, every row is what it is; GGUF's permuted ones, too. */
@@ -176,6 +208,24 @@ TEST(rows_in_pieces)
     model_close(m);
 }
 
+static void check_rope(const struct model_cfg *c, const struct model_rope *rope, json_t *inv_freq,
+                       json_t *want_mscale)
+{
+    enum { CTX = 256 }; /* as test_golden.c has it */
+    const struct model_rope r = model_rope_for(rope, CTX);
+    float got[64], mscale;
+    ASSERT_TRUE(c->n_rot / 2 <= 64);
+    ASSERT_EQ(json_array_size(inv_freq), c->n_rot / 2);
+    model_rope_freqs(c, &r, got, &mscale);
+    for (size_t k = 0; k < c->n_rot / 2; k++) {
+        const double w = json_number_value(json_array_get(inv_freq, k));
+        /* The reference's vector power is good to one unit in the last place; scaling by factors
+         * from the file adds another rounding. */
+        ASSERT_NEAR(got[k] / w, 1, 4e-7);
+    }
+    ASSERT_NEAR(mscale, json_number_value(want_mscale), 1e-6);
+}
+
 TEST(rope_frequencies_equal_transformers)
 {
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
@@ -186,19 +236,12 @@ TEST(rope_frequencies_equal_transformers)
         (void)snprintf(rel, sizeof(rel), "golden/%.*s.json", len, all[i].name);
         json_t *j = json_load_file(test_data(rel), 0, &je);
         ASSERT_TRUE(j != NULL);
-        json_t *want = json_object_get(j, "inv_freq");
         struct model *m = open_model(all[i].name);
-        float got[64], mscale;
-        ASSERT_TRUE(all[i].K / 2 <= 64);
-        ASSERT_EQ(json_array_size(want), all[i].K / 2);
-        model_rope_freqs(model_config(m), got, &mscale);
-        for (size_t k = 0; k < all[i].K / 2; k++) {
-            double w = json_number_value(json_array_get(want, k));
-            /* The reference's vector power is good to one unit in the last place; scaling by
-             * factors from the file adds another rounding. */
-            ASSERT_NEAR(got[k] / w, 1, 4e-7);
-        }
-        ASSERT_NEAR(mscale, json_number_value(json_object_get(j, "rope_mscale")), 1e-6);
+        const struct model_cfg *c = model_config(m);
+        json_t *local = json_object_get(j, "local_inv_freq");
+        check_rope(c, &c->rope, json_object_get(j, "inv_freq"), json_object_get(j, "rope_mscale"));
+        check_rope(c, &c->rope_local, local ? local : json_object_get(j, "inv_freq"),
+                   json_object_get(j, local ? "local_mscale" : "rope_mscale"));
         model_close(m);
         json_decref(j);
     }
@@ -265,8 +308,7 @@ static const struct {
     {"llama2", "{\"partial_rotary_factor\":0.5}", -ENOTSUP, "rotates only 0.5"},
     {"llama2", "{\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2}}", -ENOTSUP,
      "rope type \"dynamic\""},
-    {"llama2", "{\"rope_scaling\":{\"rope_type\":\"longrope\"}}", -ENOTSUP,
-     "rope type \"longrope\""},
+    {"llama2", "{\"rope_scaling\":{\"rope_type\":\"longrope\"}}", -EBADMSG, "\"short_factor\""},
     {"llama2", "{\"rope_scaling\":{\"type\":\"mrope\"}}", -ENOTSUP, "rope type \"mrope\""},
     {"llama2", "{\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"default\"}}}", -ENOTSUP,
      "per kind of layer"},
@@ -289,10 +331,22 @@ static const struct {
     {"llama2", "{\"attention_bias\":true}", -EBADMSG, "bias\" is missing"},
     {"llama-linear", "{\"attention_bias\":false}", -ENOTSUP, "is not known"},
     {"qwen2", "{\"architectures\":[\"LlamaForCausalLM\"]}", -ENOTSUP, "is not known"},
-    {"mistral", "{\"sliding_window\":1024}", -ENOTSUP, "sliding window of 1024"},
-    {"qwen2", "{\"use_sliding_window\":true,\"sliding_window\":512}", -ENOTSUP,
-     "sliding window of 512"},
-    {"qwen2", "{\"layer_types\":[\"linear_attention\"]}", -ENOTSUP, "\"linear_attention\""},
+    {"qwen2", "{\"layer_types\":[\"linear_attention\",1,2]}", -ENOTSUP, "\"linear_attention\""},
+    {"qwen2", "{\"layer_types\":[\"full_attention\"]}", -EBADMSG, "list of 3"},
+    {"qwen2", "{\"layer_types\":7}", -EBADMSG, "list of 3"},
+    {"qwen2", "{\"max_window_layers\":-1}", -EBADMSG, "not a count"},
+    {"mistral", "{\"sliding_window\":-1}", -EBADMSG, "not a count"},
+    {"gemma3", "{\"sliding_window_pattern\":0,\"layer_types\":null}", -EBADMSG, "pattern"},
+    {"gemma3", "{\"hidden_activation\":\"gelu\"}", -ENOTSUP, "activation \"gelu\""},
+    {"gemma3", "{\"use_bidirectional_attention\":true}", -ENOTSUP, "both directions"},
+    {"gemma3", "{\"query_pre_attn_scalar\":0}", -EBADMSG, "attention scale"},
+    {"gemma3", "{\"query_pre_attn_scalar\":-4}", -EBADMSG, "attention scale"},
+    {"gemma3", "{\"rope_local_base_freq\":0}", -EBADMSG, "rope base"},
+    {"gemma3", "{\"rope_parameters\":{\"full_attention\":7}}", -EBADMSG, "no object"},
+    {"gemma3", "{\"rope_scaling\":{\"rope_type\":\"dynamic\"}}", -ENOTSUP, "\"dynamic\""},
+    {"gemma2", "{\"attn_logit_softcapping\":-1}", -EBADMSG, "bound of scores"},
+    {"gemma2", "{\"final_logit_softcapping\":1e300}", -EBADMSG, "bound of scores"},
+    {"gemma2", "{\"architectures\":[\"LlamaForCausalLM\"]}", -ENOTSUP, "activation"},
 };
 
 TEST(refused_by_name)
@@ -313,6 +367,8 @@ TEST(accepted_variants)
         const char *model, *patch;
     } fine[] = {
         {"mistral", "{\"sliding_window\":4096}"},
+        {"mistral", "{\"sliding_window\":1024}"},
+        {"qwen2", "{\"use_sliding_window\":true,\"sliding_window\":512}"},
         {"qwen2", "{\"use_sliding_window\":false,\"sliding_window\":512}"},
         {"llama2", "{\"embedding_multiplier\":1.0,\"partial_rotary_factor\":1}"},
         {"llama2", "{\"rope_scaling\":{\"type\":\"default\"}}"},
@@ -431,7 +487,6 @@ TEST(gguf_refused_by_name)
         uint32_t v;
         const char *why;
     } counts[] = {
-        {"llama.attention.sliding_window", 128, "sliding window of 128"},
         {"llama.rope.dimension_count", 8, "rotates 8 of 16"},
         {"llama.attention.value_length", 8, "another head size"},
         {"split.count", 3, "one of 3 parts"},
@@ -454,7 +509,7 @@ TEST(gguf_refused_by_name)
     g = (struct gguf_build){0};
     build(&g, "llama", "");
     gb_kv_str(&g, "llama.rope.scaling.type", "longrope");
-    gguf_refused(&g, -ENOTSUP, "rope type \"longrope\"");
+    gguf_refused(&g, -EBADMSG, "longrope has not both sets");
     g = (struct gguf_build){0};
     build(&g, "llama", "block_count");
     gguf_refused(&g, -EBADMSG, "\"llama.block_count\" is missing");
@@ -564,7 +619,7 @@ TEST(seeded_damage_of_a_configuration)
         if (r == 0) {
             float freqs[MODEL_W_COUNT * 64], mscale;
             ASSERT_TRUE(model_config(m)->K / 2 <= sizeof(freqs) / sizeof(freqs[0]));
-            model_rope_freqs(model_config(m), freqs, &mscale);
+            model_rope_freqs(model_config(m), &model_config(m)->rope, freqs, &mscale);
             ASSERT_TRUE(isfinite(mscale) && isfinite(freqs[0]));
             model_close(m);
             n_ok++;

@@ -8,7 +8,19 @@
 struct model {
     struct model_cfg cfg;
     uint64_t seed;
+    uint8_t layers[64];
 };
+
+static void set_layers(struct model *m, const struct tiny_opts *o)
+{
+    for (unsigned l = 0; l < m->cfg.L; l++) {
+        const bool still = o->nope_every && (l + 1) % o->nope_every == 0;
+        const bool local = o->window && (!o->local_every || (l + 1) % o->local_every != 0);
+        m->layers[l] = (uint8_t)((local ? MODEL_LAYER_LOCAL : 0) | (still ? MODEL_LAYER_NOPE : 0));
+    }
+    m->cfg.layers = m->layers;
+    m->cfg.window = o->window;
+}
 
 static unsigned or_default(unsigned v, unsigned d)
 {
@@ -33,12 +45,24 @@ int tiny_model_create(const struct tiny_opts *o, struct model **ret)
                                 .rms_eps = 1e-5f,
                                 .qkv_bias = o->qkv_bias,
                                 .o_bias = o->o_bias,
-                                .qk_norm = o->qk_norm,
+                                .qk_norm = o->qk_norm || o->qk_norm_wide,
+                                .qk_norm_wide = o->qk_norm_wide,
+                                .norms = o->norms,
+                                .act = o->gelu ? KN_GELU_TANH : KN_SILU,
+                                .attn_cap = o->attn_cap,
+                                .logit_cap = o->logit_cap,
+                                .embed_scale = o->embed_scale > 0 ? o->embed_scale : 1,
+                                .logit_scale = o->logit_scale > 0 ? o->logit_scale : 1,
                                 .file_f32 = true};
     m->cfg.attn_scale = (float)(1 / sqrt((double)m->cfg.K));
     m->cfg.rope.base = 10000;
     m->cfg.rope.type = o->yarn > 1 ? ROPE_YARN : ROPE_NONE;
     m->cfg.rope.factor = o->yarn;
+    m->cfg.rope_local = m->cfg.rope;
+    if (o->local_base > 0) m->cfg.rope_local = (struct model_rope){.base = o->local_base};
+    m->cfg.n_rot = or_default(o->n_rot, m->cfg.K);
+    ASSERT_TRUE(m->cfg.L <= sizeof m->layers);
+    set_layers(m, o);
     *ret = m;
     return 0;
 }
@@ -65,6 +89,12 @@ bool model_has(const struct model *m, enum model_w w, unsigned layer)
     case MODEL_Q_NORM:
     case MODEL_K_NORM:
         return m->cfg.qk_norm;
+    case MODEL_NORM_ATTN:
+    case MODEL_NORM_FFN:
+        return m->cfg.norms != MODEL_NORMS_BEHIND;
+    case MODEL_POST_ATTN:
+    case MODEL_POST_FFN:
+        return m->cfg.norms != MODEL_NORMS_BEFORE;
     default:
         return layer < m->cfg.L;
     }
@@ -105,8 +135,10 @@ static void shape(const struct model_cfg *c, enum model_w w, size_t *rows, size_
         *cols = GK;
         break;
     case MODEL_Q_NORM:
+        *cols = c->qk_norm_wide ? HK : c->K;
+        break;
     case MODEL_K_NORM:
-        *cols = c->K;
+        *cols = c->qk_norm_wide ? GK : c->K;
         break;
     default:
         break;
@@ -141,8 +173,8 @@ int model_rows(const struct model *m, enum model_w w, unsigned layer, size_t row
     size_t rows, cols;
     shape(&m->cfg, w, &rows, &cols);
     if (row0 + n > rows) return -EINVAL;
-    const bool norm = w == MODEL_NORM_ATTN || w == MODEL_NORM_FFN || w == MODEL_NORM_OUT ||
-                      w == MODEL_Q_NORM || w == MODEL_K_NORM;
+    const bool norm =
+        w == MODEL_NORM_ATTN || w == MODEL_NORM_FFN || w == MODEL_NORM_OUT || w >= MODEL_Q_NORM;
     /* Large enough that attention is peaked and tokens matter to each other. */
     const float size = w == MODEL_EMBED ? 1 : (float)(3.0 / sqrt((double)cols));
     for (size_t i = 0; i < n * cols; i++) {
@@ -174,16 +206,22 @@ bool model_random(const struct model *m, enum model_w w, unsigned layer, struct 
     return false;
 }
 
-void model_rope_freqs(const struct model_cfg *c, float *ret_inv_freq, float *ret_mscale)
+struct model_rope model_rope_for(const struct model_rope *r, unsigned ctx)
 {
-    const unsigned half = c->K / 2;
-    const bool yarn = c->rope.type == ROPE_YARN;
+    return *r;
+}
+
+void model_rope_freqs(const struct model_cfg *c, const struct model_rope *r, float *ret_inv_freq,
+                      float *ret_mscale)
+{
+    const unsigned half = c->n_rot / 2;
+    const bool yarn = r->type == ROPE_YARN;
     for (unsigned i = 0; i < half; i++) {
-        const double f = pow(c->rope.base, -2.0 * i / c->K);
+        const double f = pow(r->base, -2.0 * i / c->n_rot);
         const double ramp = (double)i / half; /* any smooth mix will do for a test */
-        ret_inv_freq[i] = (float)(yarn ? f * (1 - ramp) + f / c->rope.factor * ramp : f);
+        ret_inv_freq[i] = (float)(yarn ? f * (1 - ramp) + f / r->factor * ramp : f);
     }
-    *ret_mscale = yarn ? (float)(0.1 * log(c->rope.factor) + 1) : 1;
+    *ret_mscale = yarn ? (float)(0.1 * log(r->factor) + 1) : 1;
 }
 
 /* ---- reference ---- */
@@ -194,6 +232,7 @@ struct ref {
     size_t n;
     double *x;     /* [n, D] */
     double *k, *v; /* [n, G*K] of the layer, K rotated */
+    unsigned layer;
     float inv[256];
     float mscale;
     size_t gap0, gap; /* of this layer */
@@ -239,17 +278,40 @@ static void head_norms(const struct ref *r, enum model_w w, unsigned layer, doub
 {
     if (!model_has(r->m, w, layer)) return;
     float *p = weight(r->m, w, layer);
-    for (size_t i = 0; i < r->n * heads; i++)
-        norm(x + i * r->c->K, r->c->K, p, (double)r->c->rms_eps, x + i * r->c->K);
+    const size_t n = model_w_cols(r->m, w);
+    for (size_t i = 0; i < r->n * heads * r->c->K; i += n)
+        norm(x + i, n, p, (double)r->c->rms_eps, x + i);
     mem_free(p);
+}
+
+/* n rows [D] of x to out, normed where the model has that norm. */
+static void maybe_norm(const struct ref *r, enum model_w w, unsigned layer, const double *x,
+                       double *out)
+{
+    const size_t D = r->c->D;
+    float *p = model_has(r->m, w, layer) ? weight(r->m, w, layer) : NULL;
+    for (size_t t = 0; t < r->n; t++) {
+        if (p)
+            norm(x + t * D, D, p, (double)r->c->rms_eps, out + t * D);
+        else if (out != x)
+            memcpy(out + t * D, x + t * D, D * sizeof(*out));
+    }
+    mem_free(p);
+}
+
+/* Where token t stands once the gap is closed. */
+static size_t place_of(const struct ref *r, size_t t)
+{
+    return t < r->gap0 + r->gap ? t : t - r->gap;
 }
 
 static void rotate(const struct ref *r, double *x, size_t heads)
 {
-    const size_t K = r->c->K, half = K / 2;
+    const size_t K = r->c->K, half = r->c->n_rot / 2;
+    if (model_layer_is(r->c, r->layer, MODEL_LAYER_NOPE)) return;
     for (size_t t = 0; t < r->n; t++)
         for (size_t h = 0; h < heads; h++) {
-            const size_t at = t < r->gap0 + r->gap ? t : t - r->gap;
+            const size_t at = place_of(r, t);
             double *p = x + (t * heads + h) * K;
             for (size_t i = 0; i < half; i++) {
                 const double a = (double)at * (double)r->inv[i], c = cos(a), s = sin(a);
@@ -264,6 +326,8 @@ static void attend(const struct ref *r, const struct ref_opts *o, unsigned l, co
                    double *out)
 {
     const size_t H = r->c->H, G = r->c->G, K = r->c->K;
+    const size_t window = model_layer_is(r->c, l, MODEL_LAYER_LOCAL) ? r->c->window : 0;
+    const double cap = (double)r->c->attn_cap;
     double *p = mem_alloc(r->n * sizeof(*p));
     for (size_t t = 0; t < r->n; t++)
         for (size_t h = 0; h < H; h++) {
@@ -274,6 +338,8 @@ static void attend(const struct ref *r, const struct ref_opts *o, unsigned l, co
                 for (size_t i = 0; i < K; i++)
                     p[j] += q[(t * H + h) * K + i] * r->k[(j * G + g) * K + i];
                 p[j] *= (double)r->c->attn_scale;
+                if (cap > 0) p[j] = cap * tanh(p[j] / cap);
+                if (window && place_of(r, t) - place_of(r, j) >= window) p[j] = -INFINITY;
                 if (j >= r->gap0 && j < r->gap0 + r->gap) p[j] = -INFINITY;
                 if (o->anchor && !o->anchor[j] && l > 0 && l < o->lo) p[j] = -INFINITY;
                 max = fmax(max, p[j]);
@@ -312,35 +378,46 @@ static void keys(struct ref *r, const struct ref_opts *o, unsigned l, const doub
     rotate(r, r->k, r->c->G);
 }
 
+static double gelu(double x)
+{
+    return 0.5 * x * (1 + tanh(sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
+}
+
 static void layer(struct ref *r, const struct ref_opts *o, unsigned l)
 {
     const size_t D = r->c->D, HK = (size_t)r->c->H * r->c->K, F = r->c->F, n = r->n;
     double *h = mem_alloc(n * D * sizeof(*h)), *q = mem_alloc(n * HK * sizeof(*q)),
            *a = mem_alloc(n * HK * sizeof(*a)), *g = mem_alloc(n * F * sizeof(*g)),
            *u = mem_alloc(n * F * sizeof(*u));
-    float *na = weight(r->m, MODEL_NORM_ATTN, l), *nf = weight(r->m, MODEL_NORM_FFN, l);
-    for (size_t t = 0; t < n; t++)
-        norm(r->x + t * D, D, na, (double)r->c->rms_eps, h + t * D);
+    const bool local = model_layer_is(r->c, l, MODEL_LAYER_LOCAL);
+    double *y = mem_alloc(n * D * sizeof(*y));
+    r->layer = l;
+    model_rope_freqs(r->c, local ? &r->c->rope_local : &r->c->rope, r->inv, &r->mscale);
+    maybe_norm(r, MODEL_NORM_ATTN, l, r->x, h);
     keys(r, o, l, h);
     mul(r, MODEL_Q, MODEL_Q_BIAS, l, h, n, q, false);
     head_norms(r, MODEL_Q_NORM, l, q, r->c->H);
     rotate(r, q, r->c->H);
     attend(r, o, l, q, a);
-    mul(r, MODEL_O, MODEL_O_BIAS, l, a, n, r->x, true);
-    for (size_t t = 0; t < n; t++)
-        norm(r->x + t * D, D, nf, (double)r->c->rms_eps, h + t * D);
+    mul(r, MODEL_O, MODEL_O_BIAS, l, a, n, y, false);
+    maybe_norm(r, MODEL_POST_ATTN, l, y, y);
+    for (size_t i = 0; i < n * D; i++)
+        r->x[i] += y[i];
+    maybe_norm(r, MODEL_NORM_FFN, l, r->x, h);
     mul(r, MODEL_GATE, MODEL_W_COUNT, l, h, n, g, false);
     mul(r, MODEL_UP, MODEL_W_COUNT, l, h, n, u, false);
     for (size_t i = 0; i < n * F; i++)
-        g[i] = g[i] / (1 + exp(-g[i])) * u[i];
-    mul(r, MODEL_DOWN, MODEL_W_COUNT, l, g, n, r->x, true);
+        g[i] = u[i] * (r->c->act == KN_SILU ? g[i] / (1 + exp(-g[i])) : gelu(g[i]));
+    mul(r, MODEL_DOWN, MODEL_W_COUNT, l, g, n, y, false);
+    maybe_norm(r, MODEL_POST_FFN, l, y, y);
+    for (size_t i = 0; i < n * D; i++)
+        r->x[i] += y[i];
+    mem_free(y);
     mem_free(h);
     mem_free(q);
     mem_free(a);
     mem_free(g);
     mem_free(u);
-    mem_free(na);
-    mem_free(nf);
 }
 
 void ref_forward(const struct model *m, const int32_t *tok, size_t n, const struct ref_opts *o,
@@ -353,11 +430,10 @@ void ref_forward(const struct model *m, const int32_t *tok, size_t n, const stru
     r.x = mem_alloc(n * D * sizeof(*r.x));
     r.k = mem_alloc(n * GK * sizeof(*r.k));
     r.v = mem_alloc(n * GK * sizeof(*r.v));
-    model_rope_freqs(r.c, r.inv, &r.mscale);
     float *e = weight(m, MODEL_EMBED, 0), *no = weight(m, MODEL_NORM_OUT, 0);
     for (size_t t = 0; t < n; t++)
         for (size_t i = 0; i < D; i++)
-            r.x[t * D + i] = (double)e[(size_t)tok[t] * D + i];
+            r.x[t * D + i] = (double)e[(size_t)tok[t] * D + i] * (double)r.c->embed_scale;
     for (unsigned l = 0; l < r.c->L; l++) {
         layer(&r, o, l);
         r.gap0 = o->gap0;
@@ -366,6 +442,11 @@ void ref_forward(const struct model *m, const int32_t *tok, size_t n, const stru
     double *last = r.x + (n - 1) * D;
     norm(last, D, no, (double)r.c->rms_eps, last);
     mul(&r, MODEL_LM_HEAD, MODEL_W_COUNT, 0, last, 1, logits, false);
+    const double cap = (double)r.c->logit_cap;
+    for (size_t i = 0; i < r.c->V; i++) {
+        logits[i] *= (double)r.c->logit_scale;
+        if (cap > 0) logits[i] = cap * tanh(logits[i] / cap);
+    }
     mem_free(e);
     mem_free(no);
     mem_free(r.x);

@@ -11,7 +11,13 @@
 struct tiny_opts {
     unsigned L, D, H, G, K, F, V, ctx_max; /* 0 = default */
     bool qkv_bias, o_bias, qk_norm;
-    double yarn; /* > 1: YaRN with this factor */
+    double yarn;                              /* > 1: YaRN with this factor */
+    unsigned window, local_every, nope_every; /* as of struct model_arch */
+    unsigned n_rot;                           /* 0: all of K */
+    double local_base;                        /* 0: as the others */
+    enum model_norms norms;
+    bool gelu, qk_norm_wide;
+    float attn_cap, logit_cap, embed_scale, logit_scale; /* scales: 0 = 1 */
     uint64_t seed;
 };
 int tiny_model_create(const struct tiny_opts *o, struct model **ret); /* model_close() frees */

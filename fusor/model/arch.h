@@ -1,0 +1,46 @@
+/* arch: what the name of an architecture says that its files do not. Inside of model. Thread: any.
+ */
+#ifndef FUSOR_MODEL_ARCH_H
+#define FUSOR_MODEL_ARCH_H
+
+#include "fusor/model/model.h"
+
+struct model_arch {
+    const char *hf;   /* of "architectures" in config.json; NULL: GGUF alone */
+    const char *gguf; /* of general.architecture; NULL: Hugging Face alone */
+    const char *name;
+    bool interleaved;    /* pairs of rotated dims stand side by side in GGUF's Q and K rows, */
+    bool hf_interleaved; /* and in safetensors, too */
+    bool qkv_bias, qk_norm, qk_norm_wide;
+    bool bias_key;      /* config.json: attention_bias adds q, k, v and o biases, */
+    bool qkv_bias_key;  /* or q, k and v biases alone, which are there without the key */
+    bool packed_qkv;    /* Q, K and V rows are one tensor, */
+    bool packed_ffn;    /* and so are gate and up rows */
+    bool norm_less_one; /* safetensors have norms less 1 */
+    bool scales_embed;  /* embeddings are multiplied by sqrt(D) */
+    bool multipliers;   /* of embeddings, residual stream, scores and logits */
+    bool caps;          /* of scores and logits */
+    bool partial;       /* may rotate a part of each head; */
+    double part;        /* config.json: which, without the key; 0: all */
+    bool old_longrope;  /* config.json: rope types "su" and "yarn" are longrope */
+    bool tied;          /* config.json: without tie_word_embeddings the head is the embeddings */
+    enum model_norms norms;
+    const char *const *hf_norms; /* [4] tensors of MODEL_NORM_ATTN and on; NULL: as Llama's */
+    enum kn_act act;
+    unsigned window;    /* config.json: of a file without the key */
+    bool window_switch; /* config.json: use_sliding_window says whether there is one, */
+    unsigned
+        local_every; /* n: layers are local but every n-th; 0: all are, where there is a window */
+    unsigned nope_every;  /* every n-th layer does not rotate; 0: all do */
+    double eps;           /* config.json: without the key; 0: 1e-6 */
+    double base;          /* of the rotation; 0: 10000 */
+    double local_base;    /* of local layers; 0: the same */
+    unsigned wide_layers; /* GGUF: with so many layers scores are scaled by 1/sqrt(D/H) */
+    double score_dims;    /* config.json: query_pre_attn_scalar without the key; 0: there is none */
+    double attn_cap, logit_cap; /* without the key */
+};
+/* NULL: unknown. */
+const struct model_arch *model_arch_by_hf(const char *name);
+const struct model_arch *model_arch_by_gguf(const char *name);
+
+#endif
