@@ -64,6 +64,13 @@ static const struct model_arch archs[] = {
      .local_base = 10000,
      .wide_layers = 62,
      .score_dims = 256},
+    {.hf = "Phi3ForCausalLM",
+     .gguf = "phi3",
+     .name = "phi3",
+     .packed_qkv = true,
+     .packed_ffn = true,
+     .partial = true,
+     .old_longrope = true},
 };
 enum { N_ARCHS = sizeof archs / sizeof *archs };
 

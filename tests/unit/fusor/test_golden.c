@@ -272,6 +272,26 @@ TEST(gemma3_gguf)
     check_model("gemma3.F32.gguf", "gemma3");
 }
 
+TEST(phi3_with_short_factors_and_a_window)
+{
+    check_model("phi3", "phi3");
+}
+
+TEST(phi3_gguf)
+{
+    check_model("phi3.F32.gguf", "phi3");
+}
+
+TEST(phi3_with_long_factors_in_a_part_of_each_head)
+{
+    check_model("phi3-long", "phi3-long");
+}
+
+TEST(phi3_long_gguf)
+{
+    check_model("phi3-long.F32.gguf", "phi3-long");
+}
+
 TEST(qwen3_gguf)
 {
     check_model("qwen3.F32.gguf", "qwen3");

@@ -53,6 +53,14 @@ static const struct {
      12, 0, "lllll.l"},
     {"gemma3.F32.gguf", "gemma3", 48, 4, 2, 16, 64, 128, ROPE_LINEAR, true, false, false, true,
      true, 7, 0, 12, 0, "lllll.l"},
+    {"phi3", "phi3", 48, 3, 1, 16, 64, 128, ROPE_LONG, true, false, false, false, false,
+     .window = 14, .layers = "lll"},
+    {"phi3.F32.gguf", "phi3", 48, 3, 1, 16, 64, 128, ROPE_LONG, true, false, false, false, false,
+     .window = 14, .layers = "lll"},
+    {"phi3-long", "phi3", 32, 2, 1, 16, 48, 128, ROPE_LONG, true, false, false, false, true,
+     .n_rot = 12},
+    {"phi3-long.F32.gguf", "phi3", 32, 2, 1, 16, 48, 128, ROPE_LONG, true, false, false, false,
+     true, .n_rot = 12},
 };
 
 TEST(architectures_by_either_name)
@@ -142,6 +150,7 @@ TEST(gguf_twins_hold_the_same_weights)
     same_weights("qwen2", "qwen2.F32.gguf");
     same_weights("gemma2", "gemma2.F32.gguf"); /* norms of a folder are less 1 */
     same_weights("gemma3", "gemma3.F32.gguf");
+    same_weights("phi3", "phi3.F32.gguf"); /* packed */
 }
 
 /* Taken apart and put together again, every row is what it is; GGUF's permuted ones, too. */
@@ -224,6 +233,25 @@ static void check_rope(const struct model_cfg *c, const struct model_rope *rope,
         ASSERT_NEAR(got[k] / w, 1, 4e-7);
     }
     ASSERT_NEAR(mscale, json_number_value(want_mscale), 1e-6);
+}
+
+/* One set of factors holds for a core, whatever the length of a prompt. */
+TEST(factors_follow_the_context)
+{
+    struct model *m = open_model("phi3");
+    const struct model_cfg *c = model_config(m);
+    for (unsigned ctx = 511; ctx <= 513; ctx++) {
+        const struct model_rope r = model_rope_for(&c->rope, ctx);
+        ASSERT_TRUE(r.freq_factors == (ctx > 512 ? c->rope.long_factors : c->rope.freq_factors));
+        ASSERT_TRUE(!r.long_factors);
+        ASSERT_EQ(r.factor, ctx > 512);
+    }
+    model_close(m);
+    m = open_model("llama3");
+    const struct model_rope r = model_rope_for(&model_config(m)->rope, 8);
+    ASSERT_EQ(r.type, ROPE_LLAMA3);
+    ASSERT_EQ(r.factor, 8);
+    model_close(m);
 }
 
 TEST(rope_frequencies_equal_transformers)
@@ -344,6 +372,17 @@ static const struct {
     {"gemma3", "{\"rope_local_base_freq\":0}", -EBADMSG, "rope base"},
     {"gemma3", "{\"rope_parameters\":{\"full_attention\":7}}", -EBADMSG, "no object"},
     {"gemma3", "{\"rope_scaling\":{\"rope_type\":\"dynamic\"}}", -ENOTSUP, "\"dynamic\""},
+    {"phi3",
+     "{\"rope_parameters\":{\"rope_type\":\"longrope\",\"rope_theta\":1e4,"
+     "\"short_factor\":[1,1,1,1,1,1,1,0],\"long_factor\":[1,1,1,1,1,1,1,1]}}",
+     -EBADMSG, "\"short_factor\" is damaged"},
+    {"phi3",
+     "{\"rope_parameters\":{\"rope_type\":\"su\",\"rope_theta\":1e4,"
+     "\"short_factor\":[1,1,1,1,1,1,1,1],\"long_factor\":[1,1,1,1,1,1,1]}}",
+     -EBADMSG, "\"long_factor\" is no list of 8"},
+    {"phi3", "{\"partial_rotary_factor\":0.2,\"rope_parameters\":null}", -EBADMSG,
+     "3 rotated dimensions"},
+    {"phi3", "{\"num_key_value_heads\":3}", -EBADMSG, "qkv_proj.weight\" has shape"},
     {"gemma2", "{\"attn_logit_softcapping\":-1}", -EBADMSG, "bound of scores"},
     {"gemma2", "{\"final_logit_softcapping\":1e300}", -EBADMSG, "bound of scores"},
     {"gemma2", "{\"architectures\":[\"LlamaForCausalLM\"]}", -ENOTSUP, "activation"},
