@@ -8,6 +8,11 @@ static const char *const sandwich_names[] = {
     "input_layernorm.weight", "pre_feedforward_layernorm.weight", "post_attention_layernorm.weight",
     "post_feedforward_layernorm.weight"};
 
+static const char *const behind_names[] = {NULL, NULL, "post_attention_layernorm.weight",
+                                           "post_feedforward_layernorm.weight"};
+static const char *const glm_names[] = {"input_layernorm.weight", "post_attention_layernorm.weight",
+                                        "post_self_attn_layernorm.weight",
+                                        "post_mlp_layernorm.weight"};
 
 static const struct model_arch archs[] = {
     {.hf = "LlamaForCausalLM",
@@ -71,6 +76,42 @@ static const struct model_arch archs[] = {
      .packed_ffn = true,
      .partial = true,
      .old_longrope = true},
+    {.hf = "GraniteForCausalLM",
+     .gguf = "granite",
+     .name = "granite",
+     .interleaved = true,
+     .bias_key = true,
+     .multipliers = true},
+    {.hf = "SmolLM3ForCausalLM",
+     .gguf = "smollm3",
+     .name = "smollm3",
+     .interleaved = true,
+     .bias_key = true,
+     .tied = true,
+     .window_switch = true,
+     .nope_every = 4,
+     .base = 2e6},
+    {.hf = "Olmo2ForCausalLM",
+     .gguf = "olmo2",
+     .name = "olmo2",
+     .qk_norm = true,
+     .qk_norm_wide = true,
+     .bias_key = true,
+     .eps = 1e-5,
+     .norms = MODEL_NORMS_BEHIND,
+     .hf_norms = behind_names},
+    {.hf = "Glm4ForCausalLM",
+     .gguf = "glm4",
+     .name = "glm4",
+     .interleaved = true,
+     .hf_interleaved = true,
+     .qkv_bias_key = true,
+     .packed_ffn = true,
+     .partial = true,
+     .part = 0.5,
+     .eps = 1.5625e-7,
+     .norms = MODEL_NORMS_AROUND,
+     .hf_norms = glm_names},
 };
 enum { N_ARCHS = sizeof archs / sizeof *archs };
 

@@ -292,6 +292,46 @@ TEST(phi3_long_gguf)
     check_model("phi3-long.F32.gguf", "phi3-long");
 }
 
+TEST(granite)
+{
+    check_model("granite", "granite");
+}
+
+TEST(granite_gguf)
+{
+    check_model("granite.F32.gguf", "granite");
+}
+
+TEST(smollm3_in_bf16)
+{
+    check_model("smollm3", "smollm3");
+}
+
+TEST(smollm3_gguf)
+{
+    check_model("smollm3.F32.gguf", "smollm3");
+}
+
+TEST(olmo2)
+{
+    check_model("olmo2", "olmo2");
+}
+
+TEST(olmo2_gguf)
+{
+    check_model("olmo2.F32.gguf", "olmo2");
+}
+
+TEST(glm4)
+{
+    check_model("glm4", "glm4");
+}
+
+TEST(glm4_gguf)
+{
+    check_model("glm4.F32.gguf", "glm4");
+}
+
 TEST(qwen3_gguf)
 {
     check_model("qwen3.F32.gguf", "qwen3");

@@ -61,6 +61,19 @@ static const struct {
      .n_rot = 12},
     {"phi3-long.F32.gguf", "phi3", 32, 2, 1, 16, 48, 128, ROPE_LONG, true, false, false, false,
      true, .n_rot = 12},
+    {"granite", "granite", 48, 3, 1, 16, 64, 128, ROPE_NONE, true, false, false, false, true,
+     .scale = 0.2},
+    {"granite.F32.gguf", "granite", 48, 3, 1, 16, 64, 128, ROPE_NONE, true, false, false, false,
+     true, .scale = 0.2},
+    {"smollm3", "smollm3", 48, 4, 2, 12, 64, 128, ROPE_NONE, false, false, false, false, false, 5,
+     .layers = "...n."},
+    {"smollm3.F32.gguf", "smollm3", 48, 4, 2, 12, 64, 128, ROPE_NONE, true, false, false, false,
+     false, 5, .layers = "...n."},
+    {"olmo2", "olmo2", 48, 3, 1, 16, 64, 128, ROPE_NONE, true, false, false, true, false},
+    {"olmo2.F32.gguf", "olmo2", 48, 3, 1, 16, 64, 128, ROPE_NONE, true, false, false, true, false},
+    {"glm4", "glm4", 48, 3, 1, 16, 64, 128, ROPE_NONE, true, true, false, false, false, .n_rot = 8},
+    {"glm4.F32.gguf", "glm4", 48, 3, 1, 16, 64, 128, ROPE_NONE, true, true, false, false, false,
+     .n_rot = 8},
 };
 
 TEST(architectures_by_either_name)
@@ -151,6 +164,10 @@ TEST(gguf_twins_hold_the_same_weights)
     same_weights("gemma2", "gemma2.F32.gguf"); /* norms of a folder are less 1 */
     same_weights("gemma3", "gemma3.F32.gguf");
     same_weights("phi3", "phi3.F32.gguf"); /* packed */
+    same_weights("granite", "granite.F32.gguf");
+    same_weights("smollm3", "smollm3.F32.gguf");
+    same_weights("olmo2", "olmo2.F32.gguf");
+    same_weights("glm4", "glm4.F32.gguf"); /* interleaved in both, in a part of each head */
 }
 
 /* Taken apart and put together again, every row is what it is; GGUF's permuted ones, too. */
@@ -383,6 +400,14 @@ static const struct {
     {"phi3", "{\"partial_rotary_factor\":0.2,\"rope_parameters\":null}", -EBADMSG,
      "3 rotated dimensions"},
     {"phi3", "{\"num_key_value_heads\":3}", -EBADMSG, "qkv_proj.weight\" has shape"},
+    {"granite", "{\"residual_multiplier\":0}", -EBADMSG, "norm epsilon"},
+    {"granite", "{\"logits_scaling\":0}", -EBADMSG, "scale of embeddings or logits"},
+    {"granite", "{\"embedding_multiplier\":-1}", -EBADMSG, "scale of embeddings or logits"},
+    {"granite", "{\"attention_multiplier\":\"x\"}", -EBADMSG, "is not a number"},
+    {"smollm3", "{\"no_rope_layers\":[1,1]}", -EBADMSG, "list of 5"},
+    {"smollm3", "{\"use_sliding_window\":true,\"sliding_window\":64,\"layer_types\":null}",
+     -ENOTSUP, "without types of layers"},
+    {"glm4", "{\"attention_bias\":false}", -ENOTSUP, "is not known"},
     {"gemma2", "{\"attn_logit_softcapping\":-1}", -EBADMSG, "bound of scores"},
     {"gemma2", "{\"final_logit_softcapping\":1e300}", -EBADMSG, "bound of scores"},
     {"gemma2", "{\"architectures\":[\"LlamaForCausalLM\"]}", -ENOTSUP, "activation"},
