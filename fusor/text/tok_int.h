@@ -15,7 +15,9 @@ enum tok_pre { /* how text is cut before merging; names in tok_scan.c */
                TOK_PRE_TEKKEN,
                TOK_PRE_SPM, /* before each run of spaces: exact when no token spans such a place */
                TOK_PRE_SPM_EACH, /* before each single space (Metaspace with split) */
-               TOK_PRE_WHOLE
+               TOK_PRE_WHOLE,
+               TOK_PRE_CL100K, /* Llama 3's rule in GGUF files that leave its defaults out */
+               TOK_PRE_O200K
 };
 enum tok_type { /* as in GGUF */
                 TOK_T_NORMAL = 1,

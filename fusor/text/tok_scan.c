@@ -174,7 +174,8 @@ static size_t cased_head(struct view v, size_t p)
     return upper > p ? run_length(v, upper, C_LOWER | C_CASELESS) : 0;
 }
 
-static size_t scan_tekken(struct view v, size_t p)
+/* Tekken's; o200k: up to three digits, and a contraction belongs to its word. */
+static size_t scan_cased(struct view v, size_t p, bool o200k)
 {
     unsigned len;
     unsigned c = at(v, p, &len);
@@ -183,8 +184,9 @@ static size_t scan_tekken(struct view v, size_t p)
     if (!q) q = cased_tail(v, p);
     if (!q && lead) q = cased_head(v, p + len);
     if (!q) q = cased_head(v, p);
-    if (q) return q;
-    if (c == C_NUMBER) return p + len;
+    const size_t end = q && o200k ? contraction(v, q, true) : 0;
+    if (q) return end ? end : q;
+    if (c == C_NUMBER) return numbers(v, p, o200k ? 3 : 1);
     q = symbols(v, p, true);
     return q ? q : white(v, p, true, false);
 }
@@ -211,11 +213,14 @@ size_t tok_scan(enum tok_pre pre, const uint8_t *s, size_t n, size_t p)
     case TOK_PRE_DIGITS_GPT2:
         return scan_gpt2(v, p, true);
     case TOK_PRE_LLAMA3:
+    case TOK_PRE_CL100K:
         return scan_llama3(v, p, 3);
     case TOK_PRE_QWEN2:
         return scan_llama3(v, p, 1);
     case TOK_PRE_TEKKEN:
-        return scan_tekken(v, p);
+        return scan_cased(v, p, false);
+    case TOK_PRE_O200K:
+        return scan_cased(v, p, true);
     case TOK_PRE_SPM:
         return scan_spm(v, p, false);
     case TOK_PRE_SPM_EACH:
@@ -226,6 +231,7 @@ size_t tok_scan(enum tok_pre pre, const uint8_t *s, size_t n, size_t p)
     return n;
 }
 
+#define END "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 #define TAIL "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 static const struct {
     const char *name;
@@ -244,12 +250,15 @@ static const struct {
     {"llama-bpe", TOK_PRE_LLAMA3},
     {"llama3", TOK_PRE_LLAMA3},
     {"llama-v3", TOK_PRE_LLAMA3},
-    {"dbrx", TOK_PRE_LLAMA3},
-    {"smaug-bpe", TOK_PRE_LLAMA3},
+    {"dbrx", TOK_PRE_CL100K},
+    {"smaug-bpe", TOK_PRE_CL100K},
+    {"chatglm-bpe", TOK_PRE_CL100K},
+    {"glm4", TOK_PRE_CL100K},
     {"qwen2", TOK_PRE_QWEN2},
     {"deepseek-r1-qwen", TOK_PRE_QWEN2},
     {"stablelm2", TOK_PRE_QWEN2},
     {"tekken", TOK_PRE_TEKKEN},
+    {"gpt-4o", TOK_PRE_O200K},
     /* Split patterns of tokenizer.json */
     {"'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
      TOK_PRE_GPT2},
@@ -264,6 +273,10 @@ static const struct {
      "\\p{N}| "
      "?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*" TAIL,
      TOK_PRE_TEKKEN},
+    {"[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+" END
+     "|[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
+     "*" END "|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*" TAIL,
+     TOK_PRE_O200K},
 };
 
 int tok_pre_parse(const char *name, enum tok_pre *ret)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write the tokenizer golden files of tests/data/tokenizers with the `tokenizers` package.
 
-Usage: tests/data/make/make_tok_golden.py [--out DIR] [--texts N] [--seed S] [MODEL.gguf]
+Usage: tests/data/make/make_tok_golden.py [--out DIR] [--texts N] [--seed S] [--only NAME] [MODEL.gguf]
 
 hf/NAME/: a small tokenizer of each family, trained here on the tokens of the GPT-2 vocabulary that
 stands beside it, in the files a Hugging Face folder has. hf/NAME.golden: lines {"text", "ids"}:
@@ -27,6 +27,8 @@ QWEN2 = LLAMA3.replace("{1,3}", "")
 UP, LOW = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 TEKKEN = (rf"[^\r\n\p{{L}}\p{{N}}]?[{UP}]*[{LOW}]+|[^\r\n\p{{L}}\p{{N}}]?[{UP}]+[{LOW}]*|\p{{N}}| "
           r"?[^\s\p{L}\p{N}]+[\r\n/]*" + TAIL)
+END = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+O200K = (TEKKEN.replace("+|[^", "+" + END + "[^", 1).replace(r"]*|\p{N}|", "]*" + END + r"\p{N}{1,3}|", 1))
 
 
 def split(regex):
@@ -42,12 +44,15 @@ BYTE = {
     "llama3": (None, split(LLAMA3)),
     "qwen2": (normalizers.NFC(), split(QWEN2)),
     "tekken": (None, split(TEKKEN)),
+    "o200k": (None, split(O200K)),
 }
 SPM = {
     "llama2": (normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]),
                None),
     "metaspace-first": (None, pre_tokenizers.Metaspace("▁", "first", split=False)),
     "metaspace-split": (None, pre_tokenizers.Metaspace("▁", "always", split=True)),
+    # No dummy space; the split finds no space any more. Trained on whole texts: tokens span words.
+    "gemma": (normalizers.Replace(" ", "▁"), pre_tokenizers.Split(" ", "merged_with_previous")),
 }
 
 
@@ -182,16 +187,21 @@ def main():
     args.add_argument("--out", type=pathlib.Path, default=DATA)
     args.add_argument("--texts", type=int, default=200)
     args.add_argument("--seed", type=int, default=1)
+    args.add_argument("--only", action="append", help="NAME of hf/; may be repeated")
     args = args.parse_args()
     rng = random.Random(args.seed)
     special = ["<unk>", "<s>", "</s>", "<|im_end|>"]
     text = corpus()
     for name, (norm, pre) in {**BYTE, **SPM}.items():
+        if args.only and name not in args.only:
+            continue
         spm = name in SPM
         tok = Tokenizer(models.BPE(unk_token="<unk>" if spm else None, fuse_unk=spm,
                                    byte_fallback=spm, ignore_merges=name == "llama3"))
         if spm:  # trained on words, as SentencePiece does, then used with the family's own pipeline
-            tok.pre_tokenizer = pre_tokenizers.Metaspace("▁", "always", split=True)
+            tok.normalizer = norm if name == "gemma" else None
+            if name != "gemma":
+                tok.pre_tokenizer = pre_tokenizers.Metaspace("▁", "always", split=True)
             special_all = special + [f"<0x{b:02X}>" for b in range(256)]
             alphabet = ["▁"]
         else:

@@ -196,6 +196,8 @@ HF_TEST(smollm, "smollm")
 HF_TEST(llama3, "llama3")
 HF_TEST(qwen2, "qwen2")
 HF_TEST(tekken, "tekken")
+HF_TEST(o200k, "o200k")
+HF_TEST(gemma, "gemma")
 HF_TEST(llama2, "llama2")
 HF_TEST(metaspace_first, "metaspace-first")
 HF_TEST(metaspace_split, "metaspace-split")
@@ -325,8 +327,9 @@ TEST(spm_round_trip)
  * control token, the same names as special pieces do. */
 TEST(pieces_are_one_text)
 {
-    static const char *const names[] = {"gpt2",   "smollm", "llama3",          "qwen2",
-                                        "tekken", "llama2", "metaspace-first", "metaspace-split"};
+    static const char *const names[] = {
+        "gpt2",  "smollm", "llama3",          "qwen2",           "tekken",
+        "o200k", "llama2", "metaspace-first", "metaspace-split", "gemma"};
     uint64_t seed = 13;
     char text[TEXT_MAX];
     struct tok_ids a = {0}, b = {0};
@@ -554,6 +557,8 @@ TEST(pre_token_rules)
     check_cuts(TOK_PRE_LLAMA3, "I|'m|'VE| here|\tx|123|4| |567|!!\n\n| | y|\n \n| | z");
     check_cuts(TOK_PRE_QWEN2, "a|1|2|3| |4|.\n|b|(c|)");
     check_cuts(TOK_PRE_TEKKEN, "foo|Bar|HTTPServer| X|://|a");
+    check_cuts(TOK_PRE_O200K, "foo|Bar's|HTTPServer'LL| X|://|123|4|'s| don't|'");
+    check_cuts(TOK_PRE_CL100K, "I|'m|'VE| here|123|4|!!\n\n| y");
     check_cuts(TOK_PRE_SPM, "a|  b| c|   ");
     check_cuts(TOK_PRE_SPM_EACH, "a| | b| c| | | ");
 }
