@@ -5,6 +5,7 @@
 #include "fusor/model/gguf.h"
 
 #include "base/assert.h"
+#include "base/buf.h"
 #include "base/mem.h"
 #include "fusor/model/map.h"
 
@@ -26,7 +27,9 @@ struct gguf {
     struct gguf_kv *kv;
     size_t n_kv;
     struct tensors tensors;
-    uint64_t *offset; /* per tensor, from the start of the data part; while the file is read */
+    uint64_t *offset;   /* per tensor, from the start of the data part; while the file is read */
+    struct gguf **part; /* the other files of a split one, whose tensors are in the table, too */
+    size_t n_parts, n_parts_all; /* that are open; with this one */
 };
 
 struct cursor {
@@ -281,7 +284,7 @@ static int read_all(struct gguf *g, struct err *err)
     return place_tensors(g, at, (size_t)align, err);
 }
 
-int gguf_open(const char *path, struct gguf **ret, struct err *err)
+static int open_one(const char *path, struct gguf **ret, struct err *err)
 {
     struct gguf *g = mem_zalloc(sizeof(*g));
     if (!g) return err_set(err, -ENOMEM, "%s: out of memory", map_path_tail(path));
@@ -297,9 +300,86 @@ int gguf_open(const char *path, struct gguf **ret, struct err *err)
     return r;
 }
 
+/* ---- split files: NAME-00001-of-00003.gguf and so on, the first with the metadata ---- */
+
+/* One more file's tensors, if it says that it is part `no` of as many. */
+static int add_part(struct gguf *g, const char *path, uint64_t no, struct err *err)
+{
+    struct gguf *p = NULL;
+    uint64_t is = 0, of = 0;
+    int r = open_one(path, &p, err);
+    if (r < 0) return r;
+    g->part[g->n_parts++] = p;
+    (void)gguf_u64(p, "split.no", &is);
+    (void)gguf_u64(p, "split.count", &of);
+    if (is != no || of != g->n_parts_all)
+        return err_set(err, -EBADMSG, "%s: is not part %llu of %llu", map_path_tail(path),
+                       (unsigned long long)no + 1, (unsigned long long)g->n_parts_all);
+    if (tensors_reserve(&g->tensors, p->tensors.n) < 0)
+        return err_set(err, -ENOMEM, "%s: out of memory", map_path_tail(path));
+    if (p->tensors.n)
+        memcpy(g->tensors.t + g->tensors.n, p->tensors.t, p->tensors.n * sizeof(*p->tensors.t));
+    g->tensors.n += p->tensors.n;
+    return 0;
+}
+
+static int add_parts(struct gguf *g, const char *path, uint64_t count, struct err *err)
+{
+    char first[32];
+    const int tail =
+        snprintf(first, sizeof(first), "-00001-of-%05llu.gguf", (unsigned long long)count);
+    const size_t len = strlen(path), stem = len - (size_t)tail;
+    struct buf other = BUF_INIT;
+    uint64_t no = 0, all = 0;
+    (void)gguf_u64(g, "split.no", &no);
+    if (no != 0 || len <= (size_t)tail || strcmp(path + stem, first) != 0)
+        return err_set(err, -ENOTSUP, "%s: is one of %llu parts: name the first, …%s",
+                       map_path_tail(path), (unsigned long long)count, first);
+    g->part = mem_zalloc((size_t)count * sizeof(*g->part));
+    int r = g->part ? 0 : err_set(err, -ENOMEM, "%s: out of memory", map_path_tail(path));
+    g->n_parts_all = count;
+    for (no = 1; r == 0 && no < count; no++) {
+        buf_clear(&other);
+        r = buf_addf(&other, "%.*s-%05llu-of-%05llu.gguf", (int)stem, path,
+                     (unsigned long long)no + 1, (unsigned long long)count);
+        if (r == 0) r = add_part(g, buf_cstr(&other), no, err);
+    }
+    buf_fini(&other);
+    struct err inner = {0};
+    if (r == 0 && (r = tensors_sort(&g->tensors, &inner)) < 0)
+        r = err_set(err, r, "%s: %s", map_path_tail(path), inner.msg);
+    if (r == 0 && gguf_u64(g, "split.tensors.count", &all) && all != g->tensors.n)
+        r = err_set(err, -EBADMSG, "%s: its parts have %zu of %llu tensors", map_path_tail(path),
+                    g->tensors.n, (unsigned long long)all);
+    return r;
+}
+
+int gguf_open(const char *path, struct gguf **ret, struct err *err)
+{
+    enum { PARTS_MAX = 1024 }; /* chosen: of a file each */
+    struct gguf *g = NULL;
+    uint64_t count = 0;
+    int r = open_one(path, &g, err);
+    if (r < 0) return r;
+    (void)gguf_u64(g, "split.count", &count);
+    if (count > PARTS_MAX)
+        r = err_set(err, -EBADMSG, "%s: claims %llu parts", map_path_tail(path),
+                    (unsigned long long)count);
+    else if (count > 1)
+        r = add_parts(g, path, count, err);
+    if (r < 0)
+        gguf_close(g);
+    else
+        *ret = g;
+    return r;
+}
+
 void gguf_close(struct gguf *g)
 {
     if (!g) return;
+    for (size_t i = 0; i < g->n_parts; i++)
+        gguf_close(g->part[i]);
+    mem_free(g->part);
     for (size_t i = 0; i < g->n_kv; i++)
         mem_free(g->kv[i].str);
     mem_free(g->kv);

@@ -1,5 +1,6 @@
 /* gguf: read-only view of a GGUF file (versions 2 and 3, little-endian), mapped into memory.
  *
+ * A file split into parts (NAME-00001-of-00003.gguf) is opened by its first one.
  * Life cycle: gguf_open() maps and checks everything (counts, offsets, sizes against the file) →
  * gguf_find(), gguf_tensors() → gguf_close(), which all that they give lives until.
  * Every number in the file is distrusted: a lying file gives -EBADMSG with a sentence.

@@ -176,14 +176,9 @@ static int refuse_gguf_features(struct model *m, struct keys *k, struct err *err
             return err_set(err, -ENOTSUP, "%s (\"%s\"), which is not supported", refused[i].what,
                            k->buf);
     }
-    uint64_t parts = 0;
     bool causal = true;
     (void)gguf_bool(m->gguf, key(k, "attention.causal"), &causal);
     if (!causal) return err_set(err, -ENOTSUP, "attends in both directions");
-    (void)gguf_u64(m->gguf, "split.count", &parts);
-    if (parts > 1)
-        return err_set(err, -ENOTSUP, "is one of %llu parts of a split file: merge them first",
-                       (unsigned long long)parts);
     return 0;
 }
 

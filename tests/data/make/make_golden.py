@@ -200,7 +200,7 @@ def main():
         # F32 twins have the logits of their folder; test_golden.c compares them with those.
         names = what[what.index("models") + 1:]
         for name in names or sorted(os.listdir(models)):
-            if os.path.isdir(os.path.join(models, name)) or name.endswith(".Q8_0.gguf"):
+            if os.path.exists(os.path.join(models, name, "config.json")) or name.endswith(".Q8_0.gguf"):
                 make_model(name)
 
 

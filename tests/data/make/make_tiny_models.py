@@ -378,6 +378,30 @@ def make_gguf(name, qtype):
     w.close()
 
 
+def split_gguf(name, n_parts):
+    """models/split/: a twin cut as llama.cpp's gguf-split does, the metadata in the first part."""
+    import gguf
+
+    reader = gguf.GGUFReader(os.path.join(OUT, f"{name}.F32.gguf"))
+    os.makedirs(os.path.join(OUT, "split"), exist_ok=True)
+    each = -(-len(reader.tensors) // n_parts)
+    for no in range(n_parts):
+        path = os.path.join(OUT, "split", f"{name}-{no + 1:05}-of-{n_parts:05}.gguf")
+        w = gguf.GGUFWriter(path, reader.fields["general.architecture"].contents())
+        for key, field in reader.fields.items() if no == 0 else ():
+            if not key.startswith("GGUF.") and key != "general.architecture":
+                w.add_key_value(key, field.contents(), field.types[0])
+        w.add_uint16("split.no", no)
+        w.add_uint16("split.count", n_parts)
+        w.add_int32("split.tensors.count", len(reader.tensors))
+        for t in reader.tensors[no * each:(no + 1) * each]:
+            w.add_tensor(t.name, t.data)
+        w.write_header_to_file()
+        w.write_kv_data_to_file()
+        w.write_tensors_to_file()
+        w.close()
+
+
 def main():
     names = sys.argv[1:] or list(MODELS)
     os.makedirs(OUT, exist_ok=True)
@@ -388,6 +412,8 @@ def main():
         if name in names:
             make_gguf(name, qtype)
             print("made", name, qtype)
+    if "qwen3" in names:
+        split_gguf("qwen3", 3)
 
 
 if __name__ == "__main__":

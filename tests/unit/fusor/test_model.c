@@ -155,6 +155,51 @@ static void same_weights(const char *a, const char *b)
     model_close(y);
 }
 
+/* "qwen3.F32.gguf" in parts, as tests/data/make/make_tiny_models.py cuts it. */
+static const char split_first[] = "models/split/qwen3-00001-of-00003.gguf";
+
+TEST(a_split_file_is_the_whole)
+{
+    struct model *a = open_model("qwen3.F32.gguf"), *b;
+    ASSERT_OK(model_open(test_data(split_first), &b, NULL));
+    ASSERT_MEMEQ(model_config(a)->fingerprint, model_config(b)->fingerprint, 16);
+    model_close(a);
+    model_close(b);
+    same_weights("qwen3", "split/qwen3-00001-of-00003.gguf");
+}
+
+TEST(parts_that_do_not_fit_are_refused)
+{
+    static const struct {
+        const char *from[3]; /* what stands where parts 1 to 3 should */
+        int code;
+        const char *why;
+    } cases[] = {
+        {{"1-of-00003", "2-of-00003", NULL}, -ENOENT, "cannot be opened"},
+        {{"1-of-00003", "3-of-00003", "2-of-00003"}, -EBADMSG, "is not part 2 of 3"},
+        {{"1-of-00003", "1-of-00003", "3-of-00003"}, -EBADMSG, "is not part 2 of 3"},
+        {{"2-of-00003", "2-of-00003", "3-of-00003"}, -ENOTSUP, "is one of 3 parts: name the first"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char dir[] = "/tmp/test-model-XXXXXX", path[3][96], rel[96];
+        struct model *m = NULL;
+        struct err err = {0};
+        ASSERT_TRUE(mkdtemp(dir) != NULL);
+        for (size_t p = 0; p < 3; p++) {
+            (void)snprintf(path[p], sizeof(path[p]), "%s/x-0000%zu-of-00003.gguf", dir, p + 1);
+            if (!cases[i].from[p]) continue;
+            (void)snprintf(rel, sizeof(rel), "models/split/qwen3-0000%s.gguf", cases[i].from[p]);
+            ASSERT_EQ(symlink(test_data(rel), path[p]), 0);
+        }
+        const int r = model_open(path[0], &m, &err);
+        if (r != cases[i].code || m || !strstr(err.msg, cases[i].why))
+            test_fail(__FILE__, __LINE__, "%d \"%s\"", r, err.msg);
+        for (size_t p = 0; p < 3; p++)
+            (void)unlink(path[p]);
+        ASSERT_EQ(rmdir(dir), 0);
+    }
+}
+
 TEST(gguf_twins_hold_the_same_weights)
 {
     same_weights("llama-linear", "llama-linear.F32.gguf"); /* permuted biases, too */
