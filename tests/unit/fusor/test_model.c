@@ -696,11 +696,13 @@ TEST(every_failed_allocation_is_reported)
 
 TEST(seeded_damage_of_a_configuration)
 {
-    static const char *const names[] = {"mistral", "qwen2", "llama-linear"};
+    static const char *const names[] = {"mistral", "qwen2", "llama-linear",
+                                        "gemma3",  "phi3",  "granite"};
+    enum { N = sizeof(names) / sizeof(names[0]) };
     size_t n_ok = 0;
     uint64_t seed = 3;
     for (int i = 0; i < 1500; i++) {
-        const char *name = names[i % 3];
+        const char *name = names[i % N];
         struct folder f;
         struct model *m = NULL;
         struct err err = {0};
