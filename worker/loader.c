@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/sandbox.h"
 #include "worker/admin/metrics.h"
+#include "worker/embed/embed.h"
 #include "worker/kvlog.h"
 #include "worker/quality/guard.h"
 #include "worker/request/request.h"
@@ -28,7 +29,7 @@
 enum { WARM_TOKENS = 4096 };
 
 /* ---- progress ---- */
-static void progress(void *ctx, double share)
+void wk_load_progress(void *ctx, double share)
 {
     struct worker *w = ctx;
     unsigned now = (unsigned)(share * 1000 + 0.5);
@@ -127,7 +128,7 @@ static int open_core(struct worker *w, struct err *err)
                               .ctx_max = w->o.ctx,
                               .kv_bytes =
                                   w->o.tiers.gpu_bytes ? w->o.tiers.gpu_bytes : w->o.kv_pages_bytes,
-                              .progress = progress,
+                              .progress = wk_load_progress,
                               .progress_ctx = w};
     struct err te = {0};
     int rc = fus_core_create(w->model, &o, &w->core, err);
@@ -194,25 +195,44 @@ static int open_store(struct worker *w, struct err *err)
     return 0;
 }
 
+const struct kn_dev *wk_device(const struct worker *w)
+{
+    return w->embedder ? enc_dev(wk_embedder_enc(w->embedder)) : fus_core_dev(w->core);
+}
+
+static void log_embedder(const struct worker *w)
+{
+    const struct enc_info *i = enc_info(wk_embedder_enc(w->embedder));
+    const struct kn_info *d = kn_info(wk_device(w));
+
+    log_event(LOG_NOTICE, "model_loaded",
+              "name=%s arch=%s layers=%u ctx=%u width=%u pooling=%s normalized=%d device=\"%s\" "
+              "gemm=%s isa=%s threads=%u seconds=%.2f",
+              w->model_name, i->arch, i->L, i->ctx_max, i->D, enc_pool_name(i->pool), i->normalize,
+              d->device, d->gemm, d->isa, d->n_threads, w->loader.seconds);
+}
+
 static void log_loaded(struct worker *w)
 {
-    const struct model_cfg *c = model_config(w->model);
-    const struct kn_info *d = kn_info(fus_core_dev(w->core));
+    const struct kn_info *d = kn_info(wk_device(w));
     const struct kn_gemm_rate *r = d->rate;
 
     for (size_t i = 0; i < d->n_rates; i++)
         if (r[i].gflops > 0)
             log_event(LOG_NOTICE, "gemm", "name=%s gflops=%.1f chosen=%d", r[i].name, r[i].gflops,
                       r[i].chosen);
+    if (w->embedder) {
+        log_embedder(w);
+        return;
+    }
+    const struct model_cfg *c = model_config(w->model);
     log_event(LOG_NOTICE, "model_loaded",
               "name=%s arch=%s layers=%u ctx=%u device=\"%s\" gemm=%s isa=%s threads=%u "
               "kv_dtype=%s chat=%s "
               "ram_bytes=%llu blend=%s seconds=%.2f",
-              w->model_name, c->arch, c->L, w->ctx_max, kn_info(fus_core_dev(w->core))->device,
-              kn_info(fus_core_dev(w->core))->gemm, kn_info(fus_core_dev(w->core))->isa,
-              kn_info(fus_core_dev(w->core))->n_threads, kn_dtype_name(w->ident.dtype),
-              w->chat ? chat_name(w->chat) : "none", (unsigned long long)w->o.ram_bytes,
-              w->blend_ok ? "on" : "off", w->loader.seconds);
+              w->model_name, c->arch, c->L, w->ctx_max, d->device, d->gemm, d->isa, d->n_threads,
+              kn_dtype_name(w->ident.dtype), w->chat ? chat_name(w->chat) : "none",
+              (unsigned long long)w->o.ram_bytes, w->blend_ok ? "on" : "off", w->loader.seconds);
 }
 
 static int load_all(struct worker *w, struct err *err)
@@ -225,6 +245,7 @@ static int load_all(struct worker *w, struct err *err)
     if (log && (rc = wk_kvlog_open(log, &w->kvlog, err)) < 0) return rc;
     if ((rc = seg_presets_load(w->o.presets, &w->segmenter.presets, err)) < 0) return rc;
     if ((rc = seg_learner_create(SEG_LEARNER_BYTES, &w->segmenter.learner)) < 0) return rc;
+    if (enc_fits(w->o.model, w->o.embed)) return wk_embedder_open(w, err);
     if ((rc = model_open(w->o.model, &w->model, err)) < 0) return rc;
     if ((rc = open_text(w, err)) < 0) return rc;
     if ((rc = open_core(w, err)) < 0) return rc;
@@ -248,7 +269,7 @@ static void *loader_main(void *arg)
     if (rc < 0 && w->loader.error.code == 0)
         (void)err_set(&w->loader.error, rc, "loading failed (%s)", err_name(rc));
     if (rc >= 0) {
-        progress(w, 1);
+        wk_load_progress(w, 1);
         log_loaded(w);
     }
     atomic_store(&w->loader.ended, true); /* first: whoever is told may join at once */

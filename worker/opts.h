@@ -9,6 +9,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "base/redis/redis_url.h"
+#include "fusor/encode/encode.h"
 #include "kernels/kn.h"
 #include "policy/order.h"
 #include "policy/strategy.h"
@@ -42,6 +43,7 @@ struct wk_opts {
     enum pol_strategy strategy;     /* POL_AUTO: the profile's */
     const char *profile;            /* NULL: the cached one, else the default */
     uint64_t ram_bytes, kv_pages_bytes, drain_timeout_ms;
+    enum enc_pool embed; /* AUTO: an encoder, or what its files say */
     enum kn_arith arith;
     enum kn_weights weights;
     int kv_dtype; /* enum kn_dtype, -1 = auto */

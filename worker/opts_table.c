@@ -232,6 +232,10 @@ const struct opt_def wk_opts_table[] = {
      "of these GPUs, auto one on each that there is, else one on the CPU.",
      .check = is_devices},
     {"ctx", OPT_INT, "0", 0, 1 << 24, NULL, "Context in tokens; 0 = the model's."},
+    {"embed", OPT_ENUM, "auto", 0, 0, "auto|cls|mean|last",
+     "Serve /v1/embeddings instead of chats, and pool by the first token, the mean or the last "
+     "one. auto: where the model is an encoder, or files of sentence-transformers stand beside it; "
+     "as they say."},
     {"chat-template", OPT_STR, NULL, 0, 0, NULL, "Chat format by name instead of the file's."},
     {"served-model-name", OPT_STR, NULL, 0, 0, NULL,
      "Name in the API; several are split by commas; default: the file's name."},

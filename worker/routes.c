@@ -4,6 +4,7 @@
 #include "tiers/store_admin.h"
 #include "worker/admin/metrics.h"
 #include "worker/admin/routes.h"
+#include "worker/embed/embed.h"
 #include "worker/quality/guard.h"
 #include "worker/request/request.h"
 #include "worker/worker.h"
@@ -40,10 +41,11 @@ static void get_health(struct worker *w, struct wk_call *c, const char *rest)
     if (s == WK_READY) {
         struct wk_guard_view v;
         wk_guard_get_view(w, &v);
-        const char *device = kn_info(fus_core_dev(w->core))->device;
-        buf_addf(&b, ",\"quality\":\"%s\",\"device\":", wk_guard_state_name(&v));
+        const char *device = kn_info(wk_device(w))->device;
+        if (!w->embedder) buf_addf(&b, ",\"quality\":\"%s\"", wk_guard_state_name(&v));
+        buf_adds(&b, ",\"device\":");
         buf_add_json_str(&b, device, strlen(device));
-        put_refusing(w, &b);
+        if (!w->embedder) put_refusing(w, &b);
     }
     if (w->process.device_lost)
         buf_adds(&b, ",\"error\":\"The GPU has failed; this worker ends, to be started "
@@ -107,22 +109,30 @@ static void get_model(struct worker *w, struct wk_call *c, const char *rest)
 }
 
 /* ---- the table ---- */
-enum { R_OPEN = 1 /* no key */, R_EARLY = 2 /* before the model is there */, R_REST = 4 };
+/* What a worker serves whose model gives embeddings is marked: R_EMBED it alone, R_BOTH any. */
+enum {
+    R_OPEN = 1,  /* no key */
+    R_EARLY = 2, /* before the model is there */
+    R_REST = 4,
+    R_EMBED = 8,
+    R_BOTH = 16
+};
 static const struct wk_route routes[] = {
     {"/chat/completions", "POST", "chat", 0, wk_gen_post},
     {"/completions", "POST", "completions", 0, wk_gen_post},
-    {"/models", "GET", "models", 0, get_models},
-    {"/models/", "GET", "models", R_REST, get_model},
-    {"/tokenize", "POST", "tokenize", 0, .task = wk_tokenize},
-    {"/detokenize", "POST", "detokenize", 0, .task = wk_detokenize},
+    {"/embeddings", "POST", "embeddings", R_EMBED, wk_embed_post},
+    {"/models", "GET", "models", R_BOTH, get_models},
+    {"/models/", "GET", "models", R_BOTH | R_REST, get_model},
+    {"/tokenize", "POST", "tokenize", R_BOTH, .task = wk_tokenize},
+    {"/detokenize", "POST", "detokenize", R_BOTH, .task = wk_detokenize},
     {"/segments", "POST", "segments", 0, wk_warmups_post},
     {"/segments/", "GET", "segments", R_REST, wk_segment_get},
     {"/segments/", "DELETE", "segments", R_REST, wk_segment_delete},
-    {"/health", "GET", "health", R_OPEN | R_EARLY, get_health},
-    {"/ready", "GET", "health", R_OPEN | R_EARLY, get_health},
-    {"/metrics", "GET", "metrics", R_OPEN | R_EARLY, get_metrics},
-    {"/version", "GET", "version", R_OPEN | R_EARLY, get_version},
-    {"/admin/status", "GET", "admin", R_EARLY, wk_admin_status},
+    {"/health", "GET", "health", R_OPEN | R_EARLY | R_BOTH, get_health},
+    {"/ready", "GET", "health", R_OPEN | R_EARLY | R_BOTH, get_health},
+    {"/metrics", "GET", "metrics", R_OPEN | R_EARLY | R_BOTH, get_metrics},
+    {"/version", "GET", "version", R_OPEN | R_EARLY | R_BOTH, get_version},
+    {"/admin/status", "GET", "admin", R_EARLY | R_BOTH, wk_admin_status},
     {"/admin/quality", "GET", "admin", 0, wk_admin_quality},
     {"/admin/profile", "GET", "admin", 0, wk_admin_profile},
     {"/admin/residents", "GET", "residents", 0, wk_feed_get},
@@ -254,6 +264,18 @@ void wk_route_head(struct worker *w, struct wk_call *c)
                   "--api-key, and give the gateway that key (workers: api_key).");
 }
 
+static void refuse_kind(const struct worker *w, struct wk_call *c)
+{
+    if (w->embedder)
+        wk_refuse(c, API_EMBEDDINGS_ONLY, NULL,
+                  "The model '%.100s' gives embeddings only: POST /v1/embeddings.", w->model_name);
+    else
+        wk_refuse(c, API_NO_EMBEDDINGS, NULL,
+                  "The model '%.100s' gives no embeddings: nothing beside its file says how its "
+                  "hidden states become vectors. Start the worker with --embed last or mean.",
+                  w->model_name);
+}
+
 void wk_route(struct worker *w, struct wk_call *c)
 {
     const struct wk_route *r = c->found;
@@ -261,6 +283,8 @@ void wk_route(struct worker *w, struct wk_call *c)
 
     if (!(r->flags & R_EARLY) && wk_not_ready(w, &e) < 0)
         wk_reply_error(c, &e);
+    else if (!(r->flags & R_BOTH) && !(r->flags & R_EMBED) != !w->embedder)
+        refuse_kind(w, c);
     else if (r->order)
         wk_task_start(c, &(struct wk_work){.run = wk_order_run, .data = r});
     else if (r->task)

@@ -36,6 +36,8 @@ struct wk_tiers {         /* tiers.c */
 
 /* loader.c */
 int wk_loader_start(struct worker *w);
+void wk_load_progress(void *worker, double share);              /* 0…1 */
+const struct kn_dev *wk_device(const struct worker *w);         /* once loaded; any thread */
 bool wk_is_loading(const struct worker *w);                     /* any thread */
 bool wk_serves_model(const struct worker *w, const char *name); /* any thread */
 /* profile.c: once the model and the cache folder are known. What the options leave open (strategy,

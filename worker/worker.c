@@ -7,6 +7,7 @@
 #include "kernels/gpu.h"
 #include "tiers/store_admin.h"
 #include "worker/admin/metrics.h"
+#include "worker/embed/embed.h"
 #include "worker/fleet/residency.h"
 #include "worker/kvlog.h"
 #include "worker/quality/guard.h"
@@ -100,7 +101,7 @@ static void drain(struct worker *w)
 /* A lost device never comes back in this process: the supervisor starts another. */
 static void watch_device(struct worker *w)
 {
-    const struct kn_dev *d = fus_core_dev(w->core);
+    const struct kn_dev *d = wk_device(w);
 
     if (!w->process.replays_refused && kn_replays(d).refused) {
         w->process.replays_refused = true;
@@ -131,7 +132,7 @@ static void on_tick(void *arg)
     wk_queue_kick(w);
     wk_announce_tick(w);
     wk_gens_tick(w);
-    if (atomic_load(&w->state) == WK_READY) wk_tiers_watch(w);
+    if (atomic_load(&w->state) == WK_READY && w->store) wk_tiers_watch(w);
     if (w->fleet.readers || atomic_load(&w->state) == WK_READY) wk_feed_tick(w);
     if (w->process.drain_deadline_ns) {
         if (w->requests.n_gens == 0 && http_server_n_requests(w->process.server) == 0) {
@@ -265,6 +266,7 @@ void wk_destroy(struct worker *w)
     if (w->store) store_interrupt(w->store); /* a helper may be verifying a whole disk */
     jobs_destroy(w->helpers);
     fus_engine_destroy(w->engine);
+    wk_embedder_stop(w);
     if (w->process.server) http_server_destroy(w->process.server);
     http_bounds_destroy(w->process.bounds);
     while (!LIST_EMPTY(&w->requests.tasks))
@@ -288,6 +290,7 @@ void wk_destroy(struct worker *w)
     fus_core_destroy(w->core);
     chat_close(w->chat);
     gram_vocab_destroy(w->vocab);
+    wk_embedder_close(w); /* the tokenizer may be its own */
     tok_close(w->tok);
     model_close(w->model);
     seg_learner_free(w->segmenter.learner);

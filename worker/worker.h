@@ -33,6 +33,7 @@ struct wk_task;
 struct wk_builds;
 struct wk_contexts;
 struct wk_decider;
+struct wk_embedder;
 struct wk_guard;
 struct wk_kvlog;
 struct wk_namespaces;
@@ -78,10 +79,12 @@ struct worker {
     struct wk_process process;
     struct wk_loader loader;
     /* loaded once, immutable after WK_READY */
+    struct wk_embedder
+        *embedder; /* NULL: the model generates; else the next are, and core to store */
     struct model *model;
-    struct tok *tok;
+    struct tok *tok;          /* with an embedder, its */
     struct gram_vocab *vocab; /* of the tokenizer */
-    struct chat *chat; /* NULL: the file has no template; chat routes answer 400 */
+    struct chat *chat;        /* NULL: the file has no template; chat routes answer 400 */
     char chat_error[240];
     struct wk_speech speech;
     struct fus_profile profile;

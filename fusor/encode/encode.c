@@ -141,7 +141,7 @@ const struct enc_info *enc_info(const struct enc *e)
     return &e->info;
 }
 
-const struct tok *enc_tok(const struct enc *e)
+struct tok *enc_tok(const struct enc *e)
 {
     return e->tok;
 }

@@ -43,7 +43,7 @@ bool enc_fits(const char *path, enum enc_pool pool);
 int enc_open(const char *path, const struct enc_opts *o, struct enc **ret, struct err *err);
 void enc_close(struct enc *e); /* accepts NULL; not while a run is under way */
 const struct enc_info *enc_info(const struct enc *e);
-const struct tok *enc_tok(const struct enc *e);    /* borrowed until enc_close() */
+struct tok *enc_tok(const struct enc *e);          /* borrowed until enc_close() */
 const struct kn_dev *enc_dev(const struct enc *e); /* likewise */
 /* The tokens of a text as the model wants them, control tokens around. cut: a text that is too long
  * loses its end, else *ret_n is its length all the same. 0, -ENOMEM, -ERANGE (over 4 GiB). */

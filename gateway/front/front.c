@@ -146,6 +146,7 @@ enum {
     COMPLETION = GW_R_JSON | GW_R_ADMIT | GW_R_DONE | GW_R_REPEAT,
     PASSED = GW_R_OPAQUE | GW_R_UPSTREAM | GW_R_ADMIT,
     COMPUTED = PASSED | GW_R_REPEAT,
+    EMBEDDINGS = COMPUTED & ~GW_R_UPSTREAM, /* own workers give them, too */
 };
 
 /* Dialects of chat, to upstreams that say that they speak them. */
@@ -172,6 +173,7 @@ static const struct gw_route public_routes[] = {
      &spoken_messages},
     {"/messages/count_tokens", "POST", "/tokenize", NULL, GW_R_JSON | GW_R_REPEAT | GW_R_COUNT,
      NULL, GW_MESSAGES, &spoken_count},
+    {"/embeddings", "POST", "/v1/embeddings", NULL, EMBEDDINGS},
     {"/models", "GET", NULL, answer_models, 0},
     {"/models/", "GET", NULL, answer_model, GW_R_REST},
     {"/tokenize", "POST", "/tokenize", NULL, GW_R_JSON | GW_R_REPEAT},
@@ -185,7 +187,6 @@ static const struct gw_route public_routes[] = {
     {"/version", "GET", NULL, answer_version, GW_R_OPEN},
     {"/ping", "GET", NULL, answer_health, GW_R_OPEN},
     /* What upstreams compute; their key opens nothing else to clients. */
-    {"/embeddings", "POST", "/v1/embeddings", NULL, COMPUTED},
     {"/rerank", "POST", "/v1/rerank", NULL, COMPUTED},
     {"/score", "POST", "/v1/score", NULL, COMPUTED},
     {"/classify", "POST", "/v1/classify", NULL, COMPUTED},

@@ -12,7 +12,7 @@ import random
 import tempfile
 import threading
 
-from harness import KVBLEND, WORKER, gateway, main, need, other_python, skip, until
+from harness import KVBLEND, ROOT, WORKER, gateway, main, need, other_python, skip, until
 from upstream import Upstream
 
 os.environ.update({"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGSMITH_TRACING": "false",
@@ -245,6 +245,23 @@ def test_langchain_llm_and_embeddings():
                          check_embedding_ctx_length=False)
     assert e.embed_documents(["a", "b"]) == [[0.5, -1.0, 0.25]] * 2
     raised(openai.NotFoundError, lambda: lc(ChatOpenAI, "nobody").invoke("x"))
+
+
+def test_an_own_encoder():
+    """Vectors of the worker by the official client (which asks for base64) and by langchain."""
+    folder = os.path.join(ROOT, "tests", "data", "encoders", "bert-cls")
+    with open(folder + ".json", encoding="utf-8") as f:
+        golden = [t for t in json.load(f)["texts"] if t["text"]]
+    texts = [t["text"] for t in golden]
+    with gateway(model=folder) as g:
+        at = dict(base_url=f"http://127.0.0.1:{g.port}/v1", api_key="none", max_retries=0)
+        more = {"truncate": True}
+        got = [d.embedding for d in openai.OpenAI(**at).embeddings.create(model="bert-cls", input=texts,
+                                                                         extra_body=more).data]
+        e = OpenAIEmbeddings(model="bert-cls", check_embedding_ctx_length=False, model_kwargs={"extra_body": more}, **at)
+        for mine in (got, e.embed_documents(texts)):
+            assert len(mine) == len(golden)
+            assert all(abs(x - y) < 1e-4 for v, t in zip(mine, golden) for x, y in zip(v, t["vector"]))
 
 
 # ---- llama-index ----

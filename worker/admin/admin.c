@@ -2,6 +2,7 @@
 #include "base/clock.h"
 #include "tiers/store_admin.h"
 #include "worker/admin/routes.h"
+#include "worker/embed/embed.h"
 #include "worker/quality/guard.h"
 #include "worker/request/request.h"
 #include "worker/reuse/builds.h"
@@ -15,7 +16,7 @@
 /* ---- status ---- */
 static void put_gemm(struct worker *w, struct buf *b)
 {
-    const struct kn_info *d = kn_info(fus_core_dev(w->core));
+    const struct kn_info *d = kn_info(wk_device(w));
     const struct kn_gemm_rate *r = d->rate;
     buf_adds(b, ",\"compute\":{\"device\":");
     buf_add_json_str(b, d->device, strlen(d->device));
@@ -29,14 +30,38 @@ static void put_gemm(struct worker *w, struct buf *b)
     buf_adds(b, "]}");
 }
 
-static void put_model(struct worker *w, struct buf *b)
+static void put_names(struct worker *w, struct buf *b)
 {
-    const struct model_cfg *m = model_config(w->model);
     buf_adds(b, ",\"model\":{\"id\":");
 
     buf_add_json_str(b, w->model_name, strlen(w->model_name));
     buf_adds(b, ",\"path\":");
     buf_add_json_str(b, w->o.model, strlen(w->o.model));
+}
+
+static void put_embedder(struct worker *w, struct buf *b)
+{
+    const struct enc_info *i = enc_info(wk_embedder_enc(w->embedder));
+    const struct wk_embed_stats s = wk_embedder_stats(w->embedder);
+    put_names(w, b);
+
+    buf_addf(b,
+             ",\"arch\":\"%s\",\"layers\":%u,\"width\":%u,\"vocab\":%u,\"max_model_len\":%u,"
+             "\"pooling\":\"%s\",\"normalized\":%s,\"load_s\":%.3f}",
+             i->arch, i->L, i->D, i->V, i->ctx_max, enc_pool_name(i->pool),
+             i->normalize ? "true" : "false", w->loader.seconds);
+    buf_addf(b,
+             ",\"embeddings\":{\"waiting\":%u,\"texts\":%llu,\"tokens\":%llu,\"batches\":%llu,"
+             "\"max_queue\":%u}",
+             s.n_waiting, (unsigned long long)s.n_texts, (unsigned long long)s.n_tokens,
+             (unsigned long long)s.n_batches, w->o.max_queue);
+}
+
+static void put_model(struct worker *w, struct buf *b)
+{
+    const struct model_cfg *m = model_config(w->model);
+    put_names(w, b);
+
     buf_addf(b,
              ",\"arch\":\"%s\",\"layers\":%u,\"width\":%u,\"heads\":%u,\"kv_heads\":%u,"
              "\"head_dim\":%u,\"vocab\":%u,\"max_model_len\":%u,\"kv_dtype\":\"%s\","
@@ -110,6 +135,10 @@ void wk_admin_status(struct worker *w, struct wk_call *c, const char *rest)
              KV_VERSION, names[s], atomic_load(&w->loader.progress) / 1000.0,
              clock_wall_s() - w->started_s, w->requests.n_gens, http_loop_lag_ms(w->loop));
 
+    if ((s == WK_READY || s == WK_DRAINING) && w->embedder) {
+        put_embedder(w, &b);
+        put_gemm(w, &b);
+    }
     if ((s == WK_READY || s == WK_DRAINING) && w->engine) {
         put_model(w, &b);
         put_gemm(w, &b);

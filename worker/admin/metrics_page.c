@@ -3,6 +3,7 @@
 #include "tiers/store_admin.h"
 #include "worker/admin/metrics.h"
 #include "worker/admin/routes.h"
+#include "worker/embed/embed.h"
 #include "worker/kvlog.h"
 #include "worker/quality/guard.h"
 #include "worker/quality/contexts.h"
@@ -339,6 +340,17 @@ static void page_engine(struct worker *w, const struct fus_engine_stats *e,
                   s->misses[i]);
 }
 
+static void page_embedder(struct worker *w, struct buf *out)
+{
+    const struct wk_embed_stats s = wk_embedder_stats(w->embedder);
+
+    put(out, "embedding_requests_waiting", "Requests for embeddings that are not done.",
+        s.n_waiting);
+    put(out, "embedding_texts_total", "Texts that became vectors.", s.n_texts);
+    put(out, "embedding_tokens_total", "Tokens of these texts.", s.n_tokens);
+    put(out, "embedding_batches_total", "Runs of the model that made them.", s.n_batches);
+}
+
 int wk_metrics_render(struct worker *w, struct buf *out)
 {
     const int state = atomic_load(&w->state);
@@ -349,6 +361,10 @@ int wk_metrics_render(struct worker *w, struct buf *out)
     if (serves && w->store) store_get_stats(w->store, &s);
     if (serves && w->engine) fus_engine_get_stats(w->engine, &e);
     (void)metric_render(out);
+    if (serves && w->embedder) {
+        page_embedder(w, out);
+        return buf_status(out);
+    }
     page_engine(w, &e, &s, out);
     page_guard(w, serves, out);
     if (serves && w->store) page_tiers(w, &s, out);

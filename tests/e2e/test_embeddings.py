@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""/v1/embeddings of own workers, through the gateway and alone: vectors, forms, limits, errors, two kinds of model.
+
+The models are those of tests/data/encoders, whose vectors sentence-transformers computed.
+"""
+import base64
+import concurrent.futures
+import json
+import os
+import signal
+import struct
+
+from harness import (ADMIN, KVBLEND, KVBLENDCTL, ROOT, WORKER, Program, gateway, main, need, parse_metrics, tiny_model,
+                     until, unix_request, worker_listening)
+
+need(KVBLEND, WORKER, KVBLENDCTL)
+ENCODERS = os.path.join(ROOT, "tests", "data", "encoders")
+PATH = "/v1/embeddings"
+
+
+def folder(name):
+    return os.path.join(ENCODERS, name)
+
+
+def golden(name):
+    with open(folder(name) + ".json", encoding="utf-8") as f:
+        return [t for t in json.load(f)["texts"] if t["text"]]
+
+
+def worker(model, *args, ready=True):
+    return worker_listening(Program([WORKER, "--model", model, "--listen", "127.0.0.1:0", "--threads", "2", *args]),
+                            ready)
+
+
+def vectors(reply):
+    assert reply.status == 200, (reply.status, reply.body)
+    body = reply.json()
+    assert body["object"] == "list" and set(body["usage"]) == {"prompt_tokens", "total_tokens"}, body
+    assert [d["index"] for d in body["data"]] == list(range(len(body["data"])))
+    assert all(d["object"] == "embedding" for d in body["data"])
+    return [d["embedding"] for d in body["data"]]
+
+
+def near(a, b, most):
+    assert len(a) == len(b), (len(a), len(b))
+    assert max(abs(x - y) for x, y in zip(a, b)) < most, (a, b)
+
+
+def refused(reply, status, code, *says):
+    assert reply.status == status, (reply.status, reply.body)
+    e = reply.error()
+    assert e["code"] == code and all(s in e["message"] for s in says), e
+
+
+def test_vectors_are_those_of_sentence_transformers():
+    for name in ("bert-cls", "bert-mean", "xlmr-mean", "qwen3-last"):
+        texts = golden(name)
+        with gateway(model=folder(name)) as g:
+            body = {"model": name, "input": [t["text"] for t in texts], "truncate": True, "user": "u"}
+            got = vectors(g.post(PATH, body))
+            for t, v in zip(texts, got):
+                near(v, t["vector"], 1e-4)
+            # alone, in the other form, by other paths: the same values
+            for i in (0, len(texts) - 1):
+                one = g.post("/embeddings", {"input": texts[i]["text"], "truncate_prompt_tokens": -1})
+                assert vectors(one) == [got[i]]
+            coded = vectors(g.post(PATH, dict(body, encoding_format="base64")))
+            for text, v in zip(coded, got):
+                raw = base64.b64decode(text, validate=True)
+                assert [f"{x:.9g}" for x in struct.unpack(f"<{len(v)}f", raw)] == [f"{x:.9g}" for x in v]
+            assert [m["id"] for m in g.get("/v1/models").json()["data"]] == [name]
+            line = until("the access log has it", lambda: [x for x in g.access_log() if x["path"] == PATH])[0]
+            assert line["status"] == 200 and texts[2]["text"] not in json.dumps(line), line
+
+
+def test_token_ids_and_dimensions():
+    with worker(folder("bert-cls")) as w:
+        text = "The cat."
+        ids = w.post("/tokenize", {"prompt": text}).json()["tokens"]
+        whole = vectors(w.post(PATH, {"input": text}))[0]
+        assert vectors(w.post(PATH, {"input": ids})) == [whole]
+        assert vectors(w.post(PATH, {"input": [ids, ids[:3]]}))[0] == whole
+        assert w.post(PATH, {"input": [text, text]}).json()["usage"]["prompt_tokens"] == 2 * len(ids)
+        short = vectors(w.post(PATH, {"input": text, "dimensions": 8}))[0]
+        length = sum(x * x for x in whole[:8]) ** 0.5
+        near(short, [x / length for x in whole[:8]], 1e-6)
+        assert vectors(w.post(PATH, {"input": text, "dimensions": 48})) == [whole]
+    with worker(folder("bert-mean")) as w:  # whose vectors have lengths of their own
+        whole = vectors(w.post(PATH, {"input": text}))[0]
+        assert vectors(w.post(PATH, {"input": text, "dimensions": 8}))[0] == whole[:8]
+
+
+def test_bad_requests_name_the_input():
+    with worker(folder("bert-cls"), "--served-model-name", "emb") as w:
+        long = "the " * 300
+        for body, code, says in (
+                ({}, "missing_required_parameter", "input"),
+                ({"input": []}, "empty_array", "input"),
+                ({"input": ""}, "invalid_value", "'input'"),
+                ({"input": ["a", ""]}, "invalid_value", "input[1]"),
+                ({"input": [["a"]]}, "invalid_value", "input[0]"),
+                ({"input": [[1], []]}, "empty_array", "input[1]"),
+                ({"input": [[1], [1, 900]]}, "invalid_value", "input[1]"),
+                ({"input": [1, -1]}, "invalid_value", "token"),
+                ({"input": [1, 2.5]}, "invalid_value", "token"),
+                ({"input": ["a", 7]}, "invalid_type", "input[1]"),
+                ({"input": {"text": "a"}}, "invalid_type", "input"),
+                ({"input": ["a", long]}, "context_length_exceeded", "input[1]"),
+                ({"input": [[5] * 101]}, "context_length_exceeded", "100"),
+                ({"input": ["a"] * 2049}, "array_above_max_length", "2048"),
+                ({"input": "a", "dimensions": 0}, "invalid_value", "48"),
+                ({"input": "a", "dimensions": 49}, "invalid_value", "48"),
+                ({"input": "a", "dimensions": "8"}, "invalid_type", "dimensions"),
+                ({"input": "a", "encoding_format": "int8"}, "invalid_value", "int8"),
+                ({"input": "a", "encoding_format": 1}, "invalid_type", "encoding_format"),
+                ({"input": "a", "truncate": "END"}, "invalid_type", "truncate"),
+                ({"input": "a", "truncate_prompt_tokens": 5}, "unsupported_parameter", "truncate_prompt_tokens"),
+                ({"input": "a", "normalize": False}, "unsupported_parameter", "normalize"),
+                ({"input": "a", "user": 1}, "invalid_type", "user")):
+            refused(w.post(PATH, body), 400, code, says)
+        refused(w.post(PATH, {"input": "a", "model": "other"}), 404, "model_not_found", "other")
+        refused(w.post(PATH, b"{"), 400, "invalid_json")
+        refused(w.post(PATH, b"[" * 100000), 400, "invalid_json")
+        refused(w.get(PATH), 405, "method_not_allowed")
+        vectors(w.post(PATH, {"input": "a", "model": "emb"}))
+
+
+def test_the_tokens_of_a_request_are_bounded():
+    with worker(tiny_model(), "--embed", "last") as w:
+        refused(w.post(PATH, {"input": [[5] * 200] * 2048}), 400, "array_above_max_length", "input[1500]", "300000")
+        with w.open(PATH, {"input": [[5] * 100] * 2048}):
+            pass  # the client leaves: its texts are not computed to the end
+        assert len(vectors(w.post(PATH, {"input": "a"}))) == 1
+        done = w.metric("kvblend_embedding_texts_total")
+        assert done < 2048, done
+    with worker(folder("qwen3-last"), "--ctx", "64") as w:
+        assert w.get("/v1/models").json()["data"][0]["max_model_len"] == 64
+        refused(w.post(PATH, {"input": [[5] * 64, [5] * 65]}), 400, "context_length_exceeded", "input[1]", "64")
+
+
+def test_models_say_what_they_do_not_do():
+    with worker(folder("bert-cls"), *ADMIN) as w:
+        for path in ("/v1/chat/completions", "/v1/completions", "/v1/segments"):
+            refused(w.post(path, {"messages": [{"role": "user", "content": "hi"}], "prompt": "hi"}), 404,
+                    "embeddings_only", "bert-cls", "/v1/embeddings")
+        refused(w.get("/admin/chunks"), 404, "embeddings_only")
+        status = w.get("/admin/status").json()
+        assert status["model"]["pooling"] == "cls" and status["model"]["width"] == 48, status
+        assert w.get("/health").json()["device"] == "cpu"
+        parse_metrics(w.metrics())
+    with worker(tiny_model()) as w:
+        refused(w.post(PATH, {"input": "a"}), 404, "no_embeddings", "--embed")
+    with worker(tiny_model(), "--embed", "mean") as w:
+        mean = vectors(w.post(PATH, {"input": "hello there"}))[0]
+    with worker(tiny_model(), "--embed", "last") as w:
+        last = vectors(w.post(PATH, {"input": "hello there"}))[0]
+    assert len(mean) == len(last) == 64 and mean != last
+    p = Program([WORKER, "--model", tiny_model(), "--listen", "127.0.0.1:0", "--embed", "cls"])
+    with p:
+        assert p.proc.wait(60) == 1 and "cls" in p.log(), p.log()
+
+
+def test_requests_side_by_side_get_their_own():
+    texts = [f"the {i} and " * (1 + i % 9) for i in range(48)]
+    with gateway(model=folder("bert-cls")) as g:
+        alone = [vectors(g.post(PATH, {"input": t}))[0] for t in texts]
+
+        def ask(i):
+            mine = texts[i:] + texts[:i]
+            return vectors(g.post(PATH, {"input": mine})) == alone[i:] + alone[:i]
+        with concurrent.futures.ThreadPoolExecutor(12) as pool:
+            assert all(pool.map(ask, range(36)))
+        page = parse_metrics(g.metrics())
+        assert any(v >= len(texts) for _, _, v in page["kvblend_embedding_texts_total"][1])
+
+
+def test_keys_queue_and_drain():
+    with gateway("--api-key", "k1", model=folder("bert-cls")) as g:
+        refused(g.post(PATH, {"input": "a"}), 401, "invalid_api_key")
+        auth = {"Authorization": "Bearer k1"}
+        vectors(g.post(PATH, {"input": "a"}, headers=auth))
+        r = json.loads(os.popen(f"{KVBLENDCTL} --admin {g.admin} status --json").read())
+        assert r, "kvblendctl status"
+        assert unix_request(g.admin[5:], "GET", "/admin/status").status == 200
+    with worker(folder("bert-mean"), "--max-queue", "1") as w:
+        big = json.dumps({"input": [[5] * 128] * 600}).encode()
+        socks = [w.open(PATH, big) for _ in range(6)]
+        try:  # one at a time: some of them are told to come again
+            heads = [s.recv(12) for s in socks]
+            assert b"HTTP/1.1 200" in heads and b"HTTP/1.1 429" in heads, heads
+        finally:
+            for s in socks:
+                s.close()
+        with w.open(PATH, big) as s:  # what is under way ends, then the worker does
+            until("it is asked", lambda: w.metric("kvblend_embedding_requests_waiting") == 1)
+            w.proc.send_signal(signal.SIGTERM)
+            s.settimeout(60)
+            assert s.recv(12) == b"HTTP/1.1 200"
+            while s.recv(1 << 16):
+                pass
+        assert w.proc.wait(60) == 0
+
+
+if __name__ == "__main__":
+    main(globals())
