@@ -78,7 +78,8 @@ static void put_model(struct worker *w, struct buf *b)
     buf_addf(b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"kvblend\",\"root\":",
              (long long)w->started_s);
     buf_add_json_str(b, w->model_base, strlen(w->model_base));
-    buf_addf(b, ",\"parent\":null,\"max_model_len\":%u}", w->ctx_max);
+    buf_addf(b, ",\"parent\":null,\"max_model_len\":%u,\"task\":\"%s\"}", w->ctx_max,
+             w->embedder ? "embed" : "generate");
 }
 
 static void get_models(struct worker *w, struct wk_call *c, const char *rest)

@@ -152,7 +152,15 @@ static void recount_kinds(struct gw_fleet *f)
         n_own += t->own;
         f->n_upstreams += !t->worker;
     }
-    f->one_model = f->n_workers == 1 || (f->n_workers > 0 && n_own == f->n_workers);
+    f->one_model = f->n_workers == 1 || (!f->mixed && f->n_workers > 0 && n_own == f->n_workers);
+}
+
+void gw_fleet_mix(struct gw_fleet *f)
+{
+    fleet_lock(f);
+    f->mixed = true;
+    recount_kinds(f);
+    fleet_unlock(f);
 }
 
 static struct gw_target *find_target(const struct gw_fleet *f, const char *name)

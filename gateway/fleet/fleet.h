@@ -58,6 +58,8 @@ void gw_fleet_configure(struct gw_fleet *f, const struct gw_config *c);
 /* Own workers and workers by address. A retired target of the same address
  * comes back to life. 1: it is there already. -ERANGE: too many. */
 int gw_fleet_add_worker(struct gw_fleet *f, const char *address, bool own, unsigned *ret_index);
+/* From now on own workers serve different models: which one, the names that they list decide. */
+void gw_fleet_mix(struct gw_fleet *f);
 /* How a worker that runs elsewhere is got into: the key and the TLS settings of u, copied, unless
  * it has some. */
 int gw_fleet_secure(struct gw_fleet *f, unsigned index, const struct gw_upstream *u,

@@ -72,6 +72,7 @@ struct fleet_models {
     struct fleet_model *v;
     size_t n;
     bool known, any; /* any: it does not list its models */
+    bool embeds;     /* of a worker: it gives embeddings, and no answers */
     uint64_t at_ns, hash;
 };
 struct fleet_counts {
@@ -130,6 +131,7 @@ struct gw_fleet {
     struct gw_target *target[GW_TARGETS_MAX];
     size_t n;
     unsigned n_workers, n_upstreams; /* that are not leaving */
+    bool mixed;                      /* own workers serve different models */
     bool one_model;     /* one worker, or all of them own: what one serves they all do */
     struct arena names; /* of all targets there ever were: logs point at them */
     struct rng rng;

@@ -111,6 +111,13 @@ static int add_by_rules(struct fleet_models *m, const struct gw_upstream *u, con
     return r;
 }
 
+/* A worker says what its model is for. */
+static bool list_embeds(const json_t *data)
+{
+    const char *task = json_string_value(json_object_get(json_array_get(data, 0), "task"));
+    return task && strcmp(task, "embed") == 0;
+}
+
 static void install(struct gw_target *t, struct fleet_models *m, uint64_t hash)
 {
     struct fleet_models old = t->models;
@@ -135,6 +142,7 @@ int fleet_models_read(struct gw_fleet *f, struct gw_target *t, const struct buf 
     const json_t *data = json_object_get(root, "data");
     int r = same || json_is_array(data) ? 0 : -EBADMSG;
     if (r == 0 && t->worker && !same && json_array_size(data) == 0) r = -EBADMSG;
+    m.embeds = t->worker && list_embeds(data);
     if (r == 0 && !same)
         r = u && u->n_models ? add_by_rules(&m, u, data) : add_listed(&m, data, NULL);
     fleet_lock(f);
@@ -191,6 +199,7 @@ enum fleet_serves fleet_serves(const struct gw_fleet *f, const struct gw_target 
     if (t->worker && f->one_model) {
         if (f->n_upstreams == 0 || strcmp(model, "default") == 0) return FLEET_YES;
     }
+    if (t->own && f->mixed && strcmp(model, "default") == 0) return FLEET_YES;
     if (!t->models.known) return FLEET_PERHAPS;
     return t->models.any || model_of(t, model) ? FLEET_YES : FLEET_NO;
 }

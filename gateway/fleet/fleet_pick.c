@@ -194,11 +194,32 @@ static bool was_tried(const struct gw_want *w, unsigned index)
     return w->tried[index / 64] >> (index % 64) & 1;
 }
 
-/* Who names no model means the workers', ready or not, where there are any: a prompt leaves for an
+/* Is its model for something else: answers where vectors are wanted, or the other way round? False
+ * while it has not said. */
+static bool is_other_kind(const struct gw_target *t, const struct gw_want *w)
+{
+    return t->worker && t->models.known && t->models.embeds != w->embeds;
+}
+
+/* Who names no model means the workers', ready or not, where one is for it: a prompt leaves for an
  * upstream by name, or where no worker knows the route. */
 static bool means_workers(const struct gw_fleet *f, const struct gw_want *w)
 {
-    return !w->model && !w->upstream_only && !w->upstream && !w->path && f->n_workers > 0;
+    if (w->model || w->upstream_only || w->upstream || w->path) return false;
+    for (size_t i = 0; i < f->n; i++) {
+        const struct gw_target *t = f->target[i];
+        if (t->worker && !t->retired && !t->leaving && !is_other_kind(t, w)) return true;
+    }
+    return false;
+}
+
+/* A request that names no model goes to none of another kind. A lone worker says that better by
+ * itself. */
+static bool passes_over(const struct gw_fleet *f, const struct gw_target *t,
+                        const struct gw_want *w)
+{
+    const bool unnamed = !w->model || strcmp(w->model, "default") == 0;
+    return unnamed && is_other_kind(t, w) && !(f->one_model && f->n_upstreams == 0);
 }
 
 static void look_at(struct gw_fleet *f, struct gw_target *t, const struct gw_want *w, uint64_t now,
@@ -206,6 +227,7 @@ static void look_at(struct gw_fleet *f, struct gw_target *t, const struct gw_wan
 {
     const char *sent = NULL;
     if (t->retired || t->leaving || (t->worker ? w->upstream_only : w->worker_only)) return;
+    if (passes_over(f, t, w)) return;
     if (w->upstream && (t->worker || strcmp(t->name, w->upstream) != 0)) return;
     if (w->path && !(t->up && gw_upstream_opens(t->up, w->path))) return;
     if (!t->worker && means_workers(f, w)) return;

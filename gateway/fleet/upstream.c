@@ -30,24 +30,10 @@ static int set_text(struct gw_upstream *u, char **f, const char *text)
     return *f ? 0 : -ENOMEM;
 }
 
-/* The next word of *p, unquoted. 1, 0 at the end, -EINVAL for a quote that is not closed. */
 static int next_word(const struct entry *e, const char **p, struct buf *word)
 {
-    const char *s = *p + strspn(*p, " \t\r\n");
-    bool quoted = false;
-    buf_clear(word);
-    if (!*s) return 0;
-    for (; *s && (quoted || !strchr(" \t\r\n", *s)); s++) {
-        if (*s == '"') {
-            quoted = !quoted;
-            continue;
-        }
-        if (quoted && *s == '\\' && s[1]) s++;
-        if (buf_addc(word, *s) < 0) return -ENOMEM;
-    }
-    *p = s;
-    if (quoted) return err_set(e->err, -EINVAL, "%s: a quote is not closed", e->where);
-    return buf_cstr(word) ? 1 : -ENOMEM;
+    int r = gw_entry_word(p, word);
+    return r == -EINVAL ? err_set(e->err, r, "%s: a quote is not closed", e->where) : r;
 }
 
 /* ---- addresses and files ---- */

@@ -146,7 +146,7 @@ enum {
     COMPLETION = GW_R_JSON | GW_R_ADMIT | GW_R_DONE | GW_R_REPEAT,
     PASSED = GW_R_OPAQUE | GW_R_UPSTREAM | GW_R_ADMIT,
     COMPUTED = PASSED | GW_R_REPEAT,
-    EMBEDDINGS = COMPUTED & ~GW_R_UPSTREAM, /* own workers give them, too */
+    EMBEDDINGS = (COMPUTED & ~GW_R_UPSTREAM) | GW_R_VECTORS, /* own workers give them, too */
 };
 
 /* Dialects of chat, to upstreams that say that they speak them. */

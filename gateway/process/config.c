@@ -6,6 +6,7 @@
 #include "gateway/fleet/upstream.h"
 #include "gateway/front/cors.h"
 #include "gateway/front/listen.h"
+#include "gateway/process/models.h"
 #include "worker/opts_table.h"
 
 #include <ctype.h>
@@ -171,6 +172,26 @@ static void check_devices(const struct gw_config *c, struct buf *out)
         (void)buf_adds(out, "worker.nvme: workers of several GPUs cannot share a block device\n");
 }
 
+static void check_models(const struct gw_config *c, struct buf *out)
+{
+    struct gw_models m = {0};
+    struct wk_devices d;
+    struct err err = {0};
+    if (gw_models_parse(&c->models, &m, &err) < 0)
+        (void)buf_addf(out, "%s\n", err.msg[0] ? err.msg : "models: out of memory");
+    for (size_t i = 0; i < m.n; i++) {
+        if (access(m.v[i].path, R_OK) != 0)
+            (void)buf_addf(out,
+                           "models: expected a readable GGUF file or folder, found \"%s\": %s\n",
+                           m.v[i].path, strerror(errno));
+        (void)wk_parse_devices(opt_str(m.v[i].opts, "device"), &d);
+        if (d.several)
+            (void)buf_addf(out, "models: \"%s\": device is one, an entry has one worker\n",
+                           m.v[i].path);
+    }
+    gw_models_free(&m);
+}
+
 static void check_fallback(const struct gw_config *c, const struct gw_upstreams *l, struct buf *out)
 {
     const char *name = c->fallback_upstream;
@@ -192,6 +213,7 @@ static int check_whole(const struct gw_config *c, struct buf *out)
     check_registry(c, out);
     check_paths(c, out);
     check_devices(c, out);
+    check_models(c, out);
     for (size_t i = 0; i < c->cors_origins.n; i++)
         if (!gw_cors_pattern_ok(c->cors_origins.v[i]))
             (void)buf_addf(out,
@@ -258,13 +280,15 @@ void gw_config_free(struct gw_config *c)
 
 /* ---- what the own workers get ---- */
 
-/* Of "worker.access_log" there is the row "access-log" in its table. */
-static char **worker_values(const struct gw_config *c, const struct opt_def *d, size_t *ret_n)
+/* Of "worker.access_log" there is the row "access-log" in its table; `model`: of these instead. */
+static char **worker_values(const struct gw_config *c, const struct opts *model,
+                            const struct opt_def *d, size_t *ret_n)
 {
     char key[80];
-    (void)snprintf(key, sizeof key, "worker.%s", d->name);
-    char **values = opt_list(c->opts, key, ret_n);
-    if (!opt_given(c->opts, key)) *ret_n = 0;
+    (void)snprintf(key, sizeof key, "%s%s", model ? "" : "worker.", d->name);
+    const struct opts *o = model ? model : c->opts;
+    char **values = opt_list(o, key, ret_n);
+    if (!opt_given(o, key)) *ret_n = 0;
     return values;
 }
 
@@ -272,7 +296,7 @@ static char **worker_values(const struct gw_config *c, const struct opt_def *d, 
 static int worker_arg(const struct gw_config *c, const struct gw_worker_share *s, const char *name,
                       const char *value, struct arena *a, const char **out)
 {
-    const long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    const long cores = sysconf(_SC_NPROCESSORS_ONLN), n_all = (long)(s->n_all ? s->n_all : s->n);
     struct buf b = BUF_INIT;
     (void)buf_addf(&b, "--%s=", name);
     const size_t bare = b.len;
@@ -284,8 +308,8 @@ static int worker_arg(const struct gw_config *c, const struct gw_worker_share *s
         wk_share_nvme(value, s->number, s->device ? s->n : 1, &b);
     else if (value)
         (void)buf_adds(&b, value);
-    else if (s->n > 1 && strcmp(name, "threads") == 0 && cores > 0)
-        (void)buf_addf(&b, "%ld", cores > (long)s->n ? cores / (long)s->n : 1);
+    else if (n_all > 1 && strcmp(name, "threads") == 0 && cores > 0)
+        (void)buf_addf(&b, "%ld", cores > n_all ? cores / n_all : 1);
     const bool any = b.len > bare;
     *out = any ? arena_strndup(a, b.data, b.len) : NULL;
     const int r = buf_status(&b) < 0 || (any && !*out) ? -ENOMEM : any;
@@ -299,8 +323,8 @@ int gw_config_worker_args(const struct gw_config *c, const struct gw_worker_shar
     int n = worker_arg(c, share, "log-level", c->log_level, a, out);
     for (const struct opt_def *d = wk_opts_table; d->name && n >= 0; d++) {
         size_t n_values;
-        char **value = worker_values(c, d, &n_values);
-        if (d->props & OPT_SECRET) continue;
+        char **value = worker_values(c, share->model, d, &n_values);
+        if (d->props & OPT_SECRET && !share->model) continue; /* by the environment */
         for (size_t i = 0; i == 0 || i < n_values; i++) {
             if ((size_t)n + 2 > cap) return -ERANGE;
             int r = worker_arg(c, share, d->name, n_values ? value[i] : NULL, a, out + n);
@@ -317,7 +341,7 @@ int gw_config_worker_env(const struct gw_config *c)
     for (const struct opt_def *d = wk_opts_table; d->name && r == 0; d++) {
         struct buf name = BUF_INIT, all = BUF_INIT;
         size_t n;
-        char **value = worker_values(c, d, &n);
+        char **value = worker_values(c, NULL, d, &n);
         if (n == 0 || !(d->props & OPT_SECRET)) continue;
         (void)buf_addf(&name, "KVBLEND_WORKER_%s", d->name);
         for (size_t i = strlen("KVBLEND_WORKER_"); i < name.len; i++)

@@ -40,6 +40,10 @@ typedef uint32_t gw_conf_MS;
       "event loops, one thread each, that share the addresses")                                    \
     X(STR, model, "model", "model", NULL, 0, 0, 0,                                                 \
       "GGUF file or Hugging Face folder for the gateway's own worker")                             \
+    X(LIST, models, "also-model", "models", NULL, 0, 0, 0,                                         \
+      "a further model, served by a worker of its own, then options of that worker as in "         \
+      "worker: (threads=, served_model_name=, device=, …); what is not said has its default",      \
+      .split = ";", .head = "path", .repeatable = true)                                            \
     X(LIST, workers, "worker", "workers", NULL, 0, 0, OPT_SECRET,                                  \
       "http(s)://HOST:PORT or unix:/path of a worker that runs elsewhere, then api_key=, "         \
       "api_key_file=, ca_file=, cert_file=, key_file=, insecure=",                                 \
@@ -179,6 +183,8 @@ void gw_config_free(struct gw_config *c);
 struct gw_worker_share { /* one own worker of n */
     unsigned number, n;
     const char *device; /* its own of several, which divide --ram and --nvme; NULL: worker.device */
+    unsigned n_all;     /* own workers of all models, which share the cores; 0: n */
+    const struct opts *model; /* of an entry of `models:`, instead of `worker:` (models.h) */
 };
 /* Its flags, "--ram=4GiB", …, from the arena: one of several has PATH.N of --nvme and, where no
  * --threads was given, its share of the cores. Their number; -ERANGE: more than cap; -ENOMEM. */

@@ -1,5 +1,6 @@
 #include "gateway/process/entry.h"
 
+#include "base/buf.h"
 #include "base/mem.h"
 #include "base/opt.h"
 
@@ -50,6 +51,25 @@ int gw_entry_set(const struct gw_entry_field *table, void *entry, struct arena *
             return f->set ? f->set(entry, texts, value)
                           : set_plain(f, (char *)entry + f->offset, texts, value);
     return -ENOENT;
+}
+
+int gw_entry_word(const char **p, struct buf *word)
+{
+    const char *s = *p + strspn(*p, " \t\r\n");
+    bool quoted = false;
+    buf_clear(word);
+    if (!*s) return 0;
+    for (; *s && (quoted || !strchr(" \t\r\n", *s)); s++) {
+        if (*s == '"') {
+            quoted = !quoted;
+            continue;
+        }
+        if (quoted && *s == '\\' && s[1]) s++;
+        if (buf_addc(word, *s) < 0) return -ENOMEM;
+    }
+    *p = s;
+    if (quoted) return -EINVAL;
+    return buf_cstr(word) ? 1 : -ENOMEM;
 }
 
 bool gw_entry_names_variable(const char *text, char *ret, size_t cap)

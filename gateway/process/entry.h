@@ -11,6 +11,7 @@
 #include <stddef.h>
 
 struct arena;
+struct buf;
 
 struct gw_entry_field {
     const char *name;
@@ -23,6 +24,8 @@ struct gw_entry_field {
 /* 0; -ENOENT: no such field; -EINVAL: not such a value; -ENOMEM. */
 int gw_entry_set(const struct gw_entry_field *table, void *entry, struct arena *texts,
                  const char *name, const char *value);
+/* The next word of *p, unquoted. 1, 0 at the end; -EINVAL: a quote is not closed; -ENOMEM. */
+int gw_entry_word(const char **p, struct buf *word);
 /* "${NAME}" or "os.environ/NAME"? Then its NAME. */
 bool gw_entry_names_variable(const char *text, char *ret, size_t cap);
 

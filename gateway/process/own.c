@@ -8,6 +8,7 @@
 #include "gateway/fleet/fleet.h"
 #include "gateway/fleet/view.h"
 #include "gateway/process/config.h"
+#include "gateway/process/models.h"
 #include "gateway/process/places.h"
 #include "gateway/process/stats.h"
 #include "worker/opts_table.h"
@@ -47,9 +48,10 @@ struct own_one { /* a process, started again whenever it ends */
 };
 struct gw_own {
     struct gw_own_setup setup;
-    unsigned n, n_stopped, n_wanted;
-    const char *device[OWN_MAX]; /* in the arena; NULL: worker.device as it stands */
+    unsigned n, n_stopped, n_wanted; /* n_wanted: of `model:` */
+    const char *device[OWN_MAX];     /* in the arena; NULL: worker.device as it stands */
     struct buf dir, bin, model;
+    struct gw_models models; /* further ones, a worker each */
     struct arena args;
     struct own_one one[OWN_MAX];
 };
@@ -210,13 +212,18 @@ static int find_devices(struct gw_own *o, const struct gw_config *c, struct err 
 
 /* ---- life ---- */
 
+/* m NULL: one of `model:`. */
 static const char *const *make_args(struct gw_own *o, const struct gw_config *c,
-                                    const char *address)
+                                    const struct gw_model *m, const char *address)
 {
     enum { N_OWN = 5 };
-    const char *args[ARGS_MAX] = {buf_cstr(&o->bin), "--model", buf_cstr(&o->model), "--listen",
-                                  address};
-    const struct gw_worker_share share = {o->n, o->n_wanted, o->device[o->n]};
+    const char *args[ARGS_MAX] = {buf_cstr(&o->bin), "--model", m ? m->path : buf_cstr(&o->model),
+                                  "--listen", address};
+    const unsigned n_all = o->n_wanted + (unsigned)o->models.n;
+    const struct gw_worker_share own = {.number = o->n, .n = o->n_wanted, .n_all = n_all},
+                                 further = {.n = 1, .n_all = n_all, .model = m ? m->opts : NULL};
+    struct gw_worker_share share = m ? further : own;
+    if (!m) share.device = o->device[o->n];
     int n = gw_config_worker_args(c, &share, &o->args, args + N_OWN, ARGS_MAX - N_OWN - 1);
     const size_t bytes = (size_t)(N_OWN + (n < 0 ? 0 : n) + 1) * sizeof *args;
     const char **copy = n < 0 ? NULL : arena_alloc(&o->args, bytes);
@@ -224,8 +231,10 @@ static const char *const *make_args(struct gw_own *o, const struct gw_config *c,
     return copy;
 }
 
-static int start_one(struct gw_own *o, const struct gw_config *c, struct err *err)
+static int start_one(struct gw_own *o, const struct gw_config *c, const struct gw_model *m,
+                     struct err *err)
 {
+    if (o->n == OWN_MAX) return err_set(err, -ERANGE, "more than %d own workers", OWN_MAX);
     struct own_one *x = &o->one[o->n];
     char number[16] = "";
     if (o->n > 0) (void)snprintf(number, sizeof number, "-%u", o->n);
@@ -233,7 +242,7 @@ static int start_one(struct gw_own *o, const struct gw_config *c, struct err *er
                    number);
     x->own = o;
     x->backoff_ms = BACKOFF_MIN_MS;
-    x->argv = make_args(o, c, x->address);
+    x->argv = make_args(o, c, m, x->address);
     o->n++;
     int r = x->argv ? gw_fleet_add_worker(o->setup.fleet, x->address, true, &x->target) : -ENOMEM;
     http_timer_init(&x->timer, o->setup.loop, on_timer, x);
@@ -249,15 +258,21 @@ int gw_own_create(const struct gw_own_setup *setup, struct gw_own **ret, struct 
     if (!o) return -ENOMEM;
     arena_init(&o->args);
     o->setup = *setup;
+    const bool main_model = c->model || c->models.n == 0;
     int r = c->worker_bin ? buf_adds(&o->bin, c->worker_bin) : gw_find_worker(&o->bin, err);
-    if (r == 0) r = c->model ? buf_adds(&o->model, c->model) : gw_find_model(&o->model, err);
-    if (r == 0 && !c->model)
+    if (r == 0) r = gw_models_parse(&c->models, &o->models, err);
+    if (r == 0 && main_model)
+        r = c->model ? buf_adds(&o->model, c->model) : gw_find_model(&o->model, err);
+    if (r == 0 && main_model && !c->model)
         log_event(LOG_NOTICE, "model.found", "path=\"%s\"", buf_cstr(&o->model));
     if (r == 0) r = gw_rundir_private(setup->run_dir, &o->dir, err);
     if (r == 0) r = gw_config_worker_env(c);
-    if (r == 0) r = find_devices(o, c, err);
+    if (r == 0 && main_model) r = find_devices(o, c, err);
+    if (r == 0 && o->models.n + main_model > 1) gw_fleet_mix(setup->fleet);
     for (unsigned i = 0; r == 0 && i < o->n_wanted; i++)
-        r = start_one(o, c, err);
+        r = start_one(o, c, NULL, err);
+    for (size_t i = 0; r == 0 && i < o->models.n; i++)
+        r = start_one(o, c, &o->models.v[i], err);
     if (r < 0)
         gw_own_destroy(o);
     else
@@ -328,6 +343,7 @@ void gw_own_destroy(struct gw_own *o)
     buf_fini(&o->dir);
     buf_fini(&o->bin);
     buf_fini(&o->model);
+    gw_models_free(&o->models);
     arena_fini(&o->args);
     mem_free(o);
 }

@@ -1,4 +1,5 @@
-/* own: the gateway's own workers: several processes of one model, each with a socket of its own.
+/* own: the gateway's own workers: several processes of one model, and one of each further model,
+ * each with a socket of its own.
  *
  * Each is started, watched and restarted by itself; of several devices each has one. A worker
  * dies with the gateway however that dies: the kernel kills it (PR_SET_PDEATHSIG), and its

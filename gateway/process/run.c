@@ -301,7 +301,8 @@ static int start_fleet(struct gw_run *u, struct err *err)
                                      .on_refused = on_own_refused,
                                      .on_stopped = stop_now,
                                      .ctx = u};
-    if (r == 0 && (c->model || !others)) r = gw_own_create(&own, &server->own, err);
+    if (r == 0 && (c->model || c->models.n > 0 || !others))
+        r = gw_own_create(&own, &server->own, err);
     struct gw_registry_opts registry = {c->registry, on_registered, u};
     if (r == 0 && c->registry) r = gw_registry_create(loop, &registry, &u->registry, err);
     if (r == 0) gw_admit_share(&server->admit, gw_fleet_count(server->fleet) > 1);

@@ -19,6 +19,7 @@ void gw_req_set_want(struct gw_req *q)
     q->want.prompt_tokens = gw_usage_estimate(q->scan.len);
     q->want.upstream_only = q->route->props & GW_R_UPSTREAM;
     q->want.worker_only = q->route->props & GW_R_WORKER;
+    q->want.embeds = q->route->props & GW_R_VECTORS;
     if (q->route->props & GW_R_SPOKEN) q->want.path = q->route->target + strlen("/v1/");
     if (q->route->props & GW_R_OPENED) q->want.path = q->http->msg.path + strlen("/v1/");
 }

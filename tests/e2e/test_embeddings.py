@@ -9,9 +9,11 @@ import json
 import os
 import signal
 import struct
+import subprocess
 
-from harness import (ADMIN, KVBLEND, KVBLENDCTL, ROOT, WORKER, Program, gateway, main, need, parse_metrics, tiny_model,
-                     until, unix_request, worker_listening)
+from harness import (ADMIN, KVBLEND, KVBLENDCTL, ROOT, WORKER, Program, clean_env, gateway, listening, main, need,
+                     parse_metrics, tiny_model, until, unix_request, worker_listening)
+from upstream import Upstream
 
 need(KVBLEND, WORKER, KVBLENDCTL)
 ENCODERS = os.path.join(ROOT, "tests", "data", "encoders")
@@ -199,6 +201,67 @@ def test_keys_queue_and_drain():
             while s.recv(1 << 16):
                 pass
         assert w.proc.wait(60) == 0
+
+
+def test_several_models_of_one_gateway():
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    with gateway("--also-model", folder("bert-cls") + " threads=1 served_model_name=emb",
+                 "--also-model", f"{tiny_model()} served_model_name=second threads=1", model=tiny_model()) as g:
+        first = os.path.basename(tiny_model()).removesuffix(".gguf")
+        until("all are ready", lambda: g.get("/ready").json()["workers"] == 3)
+        assert {m["id"]: m["task"] for m in g.get("/v1/models").json()["data"]} == {
+            first: "generate", "emb": "embed", "second": "generate"}
+        texts = golden("bert-cls")
+        for more in ({"model": "emb"}, {"model": "default"}, {}):  # unnamed: to the model that is for it
+            got = vectors(g.post(PATH, dict(more, input=[t["text"] for t in texts], truncate=True)))
+            near(got[2], texts[2]["vector"], 1e-4)
+        for name in (first, "second", "default", None):
+            r = g.post("/v1/chat/completions", dict(chat, model=name) if name else chat)
+            assert r.status == 200, (name, r.body)
+            assert name in (None, "default", r.json()["model"]), r.body
+        refused(g.post(PATH, {"model": first, "input": "a"}), 404, "no_embeddings", first)
+        refused(g.post("/v1/chat/completions", dict(chat, model="emb")), 404, "embeddings_only", "emb")
+        refused(g.post(PATH, {"model": "nobody", "input": "a"}), 404, "model_not_found", "nobody")
+        assert g.post("/tokenize", {"prompt": "a", "model": "emb"}).status == 200
+        for command in ("status", "tiers", "quality", "targets", "ls"):
+            p = subprocess.run([KVBLENDCTL, "--admin", g.admin, command], env=g.env, capture_output=True, text=True)
+            assert p.returncode == 0, (command, p.stdout, p.stderr)
+        parse_metrics(g.metrics())
+        # A death harms the others nothing, and the model comes back.
+        pids = [w["pid"] for w in g.admin_get("/admin/status")["workers"]]
+        victim = [p for p in pids if "served-model-name=emb" in open(f"/proc/{p}/cmdline").read()]
+        os.kill(*victim, signal.SIGKILL)
+        assert g.post("/v1/chat/completions", dict(chat, model=first)).status == 200
+        until("it is back", lambda: g.post(PATH, {"model": "emb", "input": "a"}).status == 200)
+    with Upstream() as up:
+        to = ("--upstream", up.entry())
+        with gateway("--also-model", folder("bert-cls"), *to, model=tiny_model()) as g:
+            until("all are ready", lambda: g.get("/ready").json() == {"status": "ready", "workers": 2, "upstreams": 1})
+            for more in ({"model": "bert-cls"}, {}):
+                assert len(vectors(g.post(PATH, dict(more, input="a")))[0]) == 48
+            assert not up.requests
+            assert vectors(g.post(PATH, {"model": "up-model", "input": "a"})) == [[0.5, -1.0, 0.25]]
+        with gateway(*to, model=tiny_model()) as g:  # no worker is for it
+            until("both are ready", lambda: g.get("/ready").json() == {"status": "ready", "workers": 1, "upstreams": 1})
+            assert vectors(g.post(PATH, {"input": "a"})) == [[0.5, -1.0, 0.25]]
+            n = len(up.requests)
+            assert g.post("/v1/chat/completions", chat).status == 200 and len(up.requests) == n
+
+
+def test_models_alone_and_wrong_ones():
+    with Program([KVBLEND, "--listen", "127.0.0.1:0", "--config", "{dir}/c.yaml"],
+                 files={"c.yaml": f"models:\n  - {{path: {folder('bert-cls')}, served_model_name: a}}\n"
+                                  f"  - {folder('bert-mean')} threads=1\n"}) as g:
+        listening(g)
+        until("both are ready", lambda: g.get("/ready").json()["workers"] == 2)
+        for name in ("a", "bert-mean"):
+            assert len(vectors(g.post(PATH, {"input": "a", "model": name}))) == 1
+    for entry, says in ((f"{folder('bert-cls')} threads=many", "threads"), ("/nowhere", "/nowhere"),
+                        (f"{folder('bert-cls')} listen=x", "listen"), (f"{folder('bert-cls')} word", "word"),
+                        (f"{folder('bert-cls')} device=auto", "device"), (f'"{folder("bert-cls")}', "quote"), ("", "path")):
+        p = subprocess.run([KVBLEND, "--check", "--also-model", entry], env=clean_env(), capture_output=True, text=True)
+        assert p.returncode == 1 or p.returncode == 2, (entry, p)
+        assert "models:" in p.stderr + p.stdout and says in p.stderr + p.stdout, (entry, p)
 
 
 if __name__ == "__main__":
