@@ -9,7 +9,6 @@
 #include "fusor/text/tok.h"
 
 #include "base/assert.h"
-#include "base/mem.h"
 #include "fusor/text/tok_int.h"
 #include "fusor/text/unicode.h"
 
@@ -43,6 +42,7 @@ static int enc_fragment(struct enc *e, const uint8_t *s, size_t len, size_t base
     const struct tok *t = e->t;
     if (len == 0) return 0;
     if (t->kind == TOK_WORDPIECE) return tok_wordpiece(t, s, len, base, e->out);
+    if (t->kind == TOK_UNIGRAM) return tok_unigram(t, s, len, base, e->out);
     bool prefix = t->prefix == TOK_PREFIX_ALWAYS || (t->prefix == TOK_PREFIX_FIRST && base == 0);
     size_t from = e->out->n;
     int changed = tok_normalise(t, s, len, prefix, &e->norm);
@@ -181,14 +181,6 @@ int tok_encode(const struct tok *t, const struct tok_piece *pieces, size_t n, un
     return r;
 }
 
-void tok_ids_fini(struct tok_ids *ids)
-{
-    mem_free(ids->id);
-    mem_free(ids->begin);
-    mem_free(ids->end);
-    *ids = (struct tok_ids){0};
-}
-
 /* ---- reads ---------------------------------------------------------------------------------- */
 
 size_t tok_n_vocab(const struct tok *t)
@@ -286,6 +278,19 @@ static int stream_byte(struct tok_stream *s, unsigned char c, struct buf *out)
     return alone ? 0 : stream_byte(s, c, out); /* at most once: nothing is held any more */
 }
 
+/* Of a Unigram vocabulary, whose pieces have U+2581 for a space; the first of a text is none. */
+static int stream_piece(struct tok_stream *s, const char *p, size_t len, struct buf *out)
+{
+    static const char mark[] = "\xE2\x96\x81";
+    int r = 0;
+    for (size_t i = 0; r == 0 && i < len; s->started = true) {
+        const bool space = len - i >= 3 && memcmp(p + i, mark, 3) == 0;
+        if (!space || s->started) r = stream_byte(s, (unsigned char)(space ? ' ' : p[i]), out);
+        i += space ? 3 : 1;
+    }
+    return r;
+}
+
 /* Words of a WordPiece vocabulary, which has no spaces, are apart; what continues one is not. */
 static int stream_word(const struct tok *t, const struct tok_stream *s, const char **p, size_t *len,
                        struct buf *out)
@@ -303,6 +308,7 @@ int tok_stream_push(const struct tok *t, struct tok_stream *s, int32_t id, struc
     size_t len;
     int r = tok_bytes(t, id, false, &p, &len);
     if (r < 0 || len == 0) return r;
+    if (t->kind == TOK_UNIGRAM) return stream_piece(s, p, len, out);
     if (!s->started && tok_drops_space(t) && p[0] == ' ') {
         p++;
         len--;

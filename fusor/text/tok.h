@@ -2,9 +2,10 @@
  *
  * Families: byte-level BPE with the GPT-2, SmolLM, Llama-3, Qwen2 (and starcoder-type) pre-token
  * rules; SentencePiece-style BPE with byte fallback (Llama-2, Mistral, phi-3); WordPiece as BERT
- * has it. Anything else is refused by name at tok_open(). Input is a list of pieces: user text,
- * which can never become a control token, and special pieces, each the exact text of one. Output
- * ids carry byte ranges into the concatenation of the pieces. Immutable after open. Thread: any. */
+ * has it, Unigram as XLM-R. Anything else is refused by name at tok_open(). Input is a list of
+ * pieces: user text, which can never become a control token, and special pieces, each the exact
+ * text of one. Output ids carry byte ranges into the concatenation of the pieces. Immutable after
+ * open. Thread: any. */
 #ifndef FUSOR_TEXT_TOK_H
 #define FUSOR_TEXT_TOK_H
 

@@ -9,6 +9,7 @@
  * text, lets such a word be looked up instead of merged, without any cache that threads would
  * share. Short words are merged by scanning for the lowest rank; long ones with a heap over a
  * linked list, so that a megabyte without a break costs n log n. */
+#include "fusor/text/tok_charsmap.h"
 #include "fusor/text/tok_load.h"
 
 #define XXH_INLINE_ALL
@@ -72,6 +73,9 @@ void tok_close(struct tok *t)
     mem_free(t->pair);
     mem_free(t->added);
     mem_free(t->chat_template);
+    mem_free(t->unigram.score);
+    mem_free(t->unigram.token);
+    tok_charsmap_close(t->unigram.map);
     buf_fini(&t->bytes);
     mem_free(t);
 }
@@ -181,6 +185,12 @@ static inline const struct tok_pair *pair_find(const struct tok *t, int32_t l, i
     if ((l | r) < 0) return NULL;
     const struct tok_pair *p = pair_of(t->pair, t->pair_mask, pair_key(l, r));
     return p->key == UINT64_MAX ? NULL : p;
+}
+
+int32_t tok_pair_find(const struct tok *t, int32_t left, int32_t right)
+{
+    const struct tok_pair *p = t->pair ? pair_find(t, left, right) : NULL;
+    return p ? p->id : -1;
 }
 
 static int pairs_grow(struct tok *t)
@@ -297,6 +307,14 @@ int tok_push(struct tok_ids *out, int32_t id, size_t begin, size_t end)
     out->begin[out->n] = (uint32_t)begin;
     out->end[out->n++] = (uint32_t)end;
     return 0;
+}
+
+void tok_ids_fini(struct tok_ids *ids)
+{
+    mem_free(ids->id);
+    mem_free(ids->begin);
+    mem_free(ids->end);
+    *ids = (struct tok_ids){0};
 }
 
 /* A symbol that is no token: its bytes by fallback, else the unknown token, else nothing. */
@@ -580,6 +598,14 @@ static void fingerprint(struct tok *t)
     }
     (void)XXH3_128bits_update(&st, sum, sizeof sum);
     if (t->kind == TOK_WORDPIECE) (void)XXH3_128bits_update(&st, &t->bert, sizeof t->bert);
+    if (t->kind == TOK_UNIGRAM) {
+        const uint8_t how[] = {t->unigram.strips, t->unigram.joins_spaces, t->unigram.split};
+        size_t n = 0;
+        const void *map = t->unigram.map ? tok_charsmap_bytes(t->unigram.map, &n) : how;
+        (void)XXH3_128bits_update(&st, how, sizeof how);
+        (void)XXH3_128bits_update(&st, t->unigram.score, t->n_vocab * sizeof(double));
+        (void)XXH3_128bits_update(&st, map, n);
+    }
     XXH128_hash_t h = XXH3_128bits_digest(&st);
     t->fingerprint[0] = h.low64;
     t->fingerprint[1] = h.high64;
@@ -606,7 +632,7 @@ static int find_whole(struct tok *t)
 int tok_finish(struct tok *t)
 {
     int r = index_added(t);
-    if (r == 0 && t->kind != TOK_WORDPIECE) r = find_whole(t);
+    if (r == 0 && (t->kind == TOK_BYTE_LEVEL || t->kind == TOK_SPM)) r = find_whole(t);
     if (r == 0) fingerprint(t);
     return r;
 }

@@ -8,9 +8,11 @@
 #include "base/mem.h"
 #include "fusor/model/map.h"
 #include "fusor/model/safetensors.h"
+#include "fusor/text/tok_charsmap.h"
 #include "fusor/text/tok_load.h"
 
 #include <jansson.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -208,31 +210,19 @@ static int set_token(struct hf *h, size_t id, const char *text, size_t len)
     return tok_set_printable(t, id, text, len, TOK_T_NORMAL, TOK_T_UNUSED);
 }
 
-static int set_vocab(struct hf *h, json_t *vocab, const json_t *added)
+/* The largest id, top among them. */
+static long long top_added(const json_t *added, long long top)
 {
-    const char *text;
-    json_t *v;
-    long long top = -1;
-    json_object_foreach(vocab, text, v)
-    {
-        if (json_is_integer(v) && json_integer_value(v) > top) top = json_integer_value(v);
-    }
     for (size_t i = 0; i < json_array_size(added); i++) {
         long long id = json_integer_value(json_object_get(json_array_get(added, i), "id"));
         if (id > top) top = id;
     }
-    int r = top < 0 || top > INT32_MAX ? -EBADMSG : tok_new((size_t)top + 1, &h->t);
-    if (r == -EBADMSG) return err_set(h->err, r, "tokenizer.json: a vocabulary up to id %lld", top);
-    if (r < 0) return r;
-    h->t->kind = h->kind;
-    json_object_foreach(vocab, text, v)
-    {
-        if (r < 0) break;
-        bool ok = json_is_integer(v) && json_integer_value(v) >= 0;
-        r = ok ? set_token(h, (size_t)json_integer_value(v), text, strlen(text)) : -EBADMSG;
-        if (r == -EBADMSG)
-            (void)err_set(h->err, r, "tokenizer.json: bad vocabulary entry '%.60s'", text);
-    }
+    return top;
+}
+
+static int set_added(struct hf *h, const json_t *added)
+{
+    int r = 0;
     for (size_t i = 0; r == 0 && i < json_array_size(added); i++) {
         const json_t *a = json_array_get(added, i);
         long long id = json_is_integer(json_object_get(a, "id"))
@@ -251,6 +241,31 @@ static int set_vocab(struct hf *h, json_t *vocab, const json_t *added)
         h->t->e[id].rstrip = flag(a, "rstrip", false);
     }
     return r;
+}
+
+static int set_vocab(struct hf *h, json_t *vocab, const json_t *added)
+{
+    const char *text;
+    json_t *v;
+    long long top = -1;
+    json_object_foreach(vocab, text, v)
+    {
+        if (json_is_integer(v) && json_integer_value(v) > top) top = json_integer_value(v);
+    }
+    top = top_added(added, top);
+    int r = top < 0 || top > INT32_MAX ? -EBADMSG : tok_new((size_t)top + 1, &h->t);
+    if (r == -EBADMSG) return err_set(h->err, r, "tokenizer.json: a vocabulary up to id %lld", top);
+    if (r < 0) return r;
+    h->t->kind = h->kind;
+    json_object_foreach(vocab, text, v)
+    {
+        if (r < 0) break;
+        bool ok = json_is_integer(v) && json_integer_value(v) >= 0;
+        r = ok ? set_token(h, (size_t)json_integer_value(v), text, strlen(text)) : -EBADMSG;
+        if (r == -EBADMSG)
+            (void)err_set(h->err, r, "tokenizer.json: bad vocabulary entry '%.60s'", text);
+    }
+    return r < 0 ? r : set_added(h, added);
 }
 
 /* "left right", or a list of the two. */
@@ -477,10 +492,102 @@ static int build_wordpiece(struct hf *h, json_t *model)
     return r < 0 ? r : tok_finish(h->t);
 }
 
+/* A Unigram vocabulary is a list of [piece, score]. */
+static int set_pieces(struct hf *h, const json_t *vocab, const json_t *added)
+{
+    const size_t n = json_array_size(vocab);
+    const long long top = top_added(added, (long long)n - 1);
+    int r = n == 0 || top > INT32_MAX ? -EBADMSG : tok_new((size_t)top + 1, &h->t);
+    if (r == -EBADMSG) return err_set(h->err, r, "tokenizer.json: a vocabulary up to id %lld", top);
+    if (r < 0) return r;
+    struct tok_unigram *u = &h->t->unigram;
+    h->t->kind = h->kind;
+    u->score = mem_zalloc(h->t->n_vocab * sizeof *u->score);
+    u->least = INFINITY;
+    if (!u->score) return -ENOMEM;
+    for (size_t i = 0; r == 0 && i < n; i++) {
+        const json_t *one = json_array_get(vocab, i), *piece = json_array_get(one, 0),
+                     *score = json_array_get(one, 1);
+        if (!json_is_string(piece) || !json_is_number(score))
+            return err_set(h->err, -EBADMSG, "tokenizer.json: piece %zu has no text or score", i);
+        u->score[i] = json_number_value(score);
+        u->least = fmin(u->least, u->score[i]);
+        r = tok_set(h->t, i, json_string_value(piece), json_string_length(piece), TOK_T_NORMAL);
+        if (r == -EBADMSG) return err_set(h->err, r, "tokenizer.json: piece %zu is too long", i);
+    }
+    return r;
+}
+
+/* Of the map, spaces that become one, white space that goes at the end. */
+static int read_unigram_normalizer(struct hf *h, struct tok_unigram *u)
+{
+    const json_t *all = json_object_get(h->root, "normalizer");
+    for (size_t i = 0; i < n_steps(all, "normalizers"); i++) {
+        const json_t *o = step(all, "normalizers", i),
+                     *map = json_object_get(o, "precompiled_charsmap");
+        const char *regex = str(json_object_get(o, "pattern"), "Regex"), *to = str(o, "content");
+        if (is_type(o, "Precompiled") && json_is_string(map) && i == 0) {
+            int r = tok_charsmap_open(json_string_value(map), json_string_length(map), &u->map);
+            if (r == -EBADMSG)
+                return err_set(h->err, r, "tokenizer.json: the precompiled_charsmap is damaged");
+            if (r < 0) return r;
+        } else if (is_type(o, "Strip") && !flag(o, "strip_left", true) &&
+                   flag(o, "strip_right", true) && !u->joins_spaces) {
+            u->strips = true;
+        } else if (is_type(o, "Replace") && strcmp(regex, " {2,}") == 0 &&
+                   (strcmp(to, " ") == 0 || strcmp(to, SPM_SPACE) == 0)) {
+            u->joins_spaces = true;
+        } else {
+            return unknown(h, "normalizer", o);
+        }
+    }
+    return 0;
+}
+
+/* Metaspace, alone or behind a split at white space. */
+static int read_unigram_cuts(struct hf *h, struct tok_unigram *u)
+{
+    const json_t *all = json_object_get(h->root, "pre_tokenizer");
+    const size_t n = n_steps(all, "pretokenizers");
+    u->split = n == 2 && is_type(step(all, "pretokenizers", 0), "WhitespaceSplit");
+    const json_t *o = step(all, "pretokenizers", u->split);
+    const char *scheme = str(o, "prepend_scheme");
+    const bool always = *scheme ? strcmp(scheme, "always") == 0 : flag(o, "add_prefix_space", true);
+    if (n != 1u + u->split || !is_type(o, "Metaspace") || !always || !flag(o, "split", true) ||
+        strcmp(str(o, "replacement"), SPM_SPACE) != 0)
+        return unknown(h, "pre_tokenizer", n == 1 ? o : all);
+    return 0;
+}
+
+static int build_unigram(struct hf *h, const json_t *model)
+{
+    h->kind = TOK_UNIGRAM;
+    const json_t *added = json_object_get(h->root, "added_tokens");
+    int r = set_pieces(h, json_object_get(model, "vocab"), added);
+    if (r == 0) r = read_unigram_normalizer(h, &h->t->unigram);
+    if (r == 0) r = read_unigram_cuts(h, &h->t->unigram);
+    if (r < 0) return r;
+    if (flag(model, "byte_fallback", false))
+        return err_set(h->err, -ENOTSUP,
+                       "tokenizer.json: a Unigram model with byte_fallback is "
+                       "not supported");
+    h->t->unk = id_in_vocab(h->t, json_object_get(model, "unk_id"));
+    if (h->t->unk < 0)
+        return err_set(h->err, -EBADMSG, "tokenizer.json: the Unigram model has no unk_id");
+    r = set_added(h, added);
+    if (r < 0) return r;
+    if (h->t->e[h->t->unk].type == TOK_T_NORMAL) h->t->e[h->t->unk].type = TOK_T_UNKNOWN;
+    r = read_specials(h);
+    if (r == 0) r = tok_index(h->t);
+    if (r == 0) r = tok_unigram_index(h->t);
+    return r < 0 ? r : tok_finish(h->t);
+}
+
 static int build(struct hf *h)
 {
     json_t *model = json_object_get(h->root, "model");
     if (is_type(model, "WordPiece")) return build_wordpiece(h, model);
+    if (is_type(model, "Unigram")) return build_unigram(h, model);
     int r = read_normalizer(h);
     if (r == 0) r = read_pre_tokenizer(h);
     if (r == 0) r = check_model(h, model);

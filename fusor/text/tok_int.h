@@ -6,7 +6,7 @@
 #include "base/buf.h"
 #include "fusor/text/tok.h"
 
-enum tok_kind { TOK_BYTE_LEVEL, TOK_SPM, TOK_WORDPIECE };
+enum tok_kind { TOK_BYTE_LEVEL, TOK_SPM, TOK_WORDPIECE, TOK_UNIGRAM };
 enum tok_pre { /* how text is cut before merging; names in tok_scan.c */
                TOK_PRE_GPT2,
                TOK_PRE_DIGITS_GPT2, /* every digit alone, then GPT-2's rule (SmolLM, StarCoder) */
@@ -55,6 +55,16 @@ struct tok_bert { /* TOK_WORDPIECE: how text is made plain, and words are cut */
     uint32_t word_max;                    /* letters; a longer word is unknown */
     char prefix[16];                      /* of a token that continues a word: "##" */
 };
+struct tok_charsmap;
+struct tok_unigram {      /* TOK_UNIGRAM; its trie is in tok.pair: (node, byte) → node */
+    double *score, least; /* [n_vocab]; the least of the pieces */
+    int32_t *token;       /* [n_nodes] that ends at a node, -1 = none */
+    size_t n_nodes;
+    struct tok_charsmap *map; /* or NULL */
+    bool strips;              /* white space at the end of a text goes */
+    bool joins_spaces;        /* a run of spaces is one */
+    bool split;               /* words are split at white space, and each has U+2581 before it */
+};
 struct tok {
     enum tok_kind kind;
     enum tok_pre pre;
@@ -83,12 +93,14 @@ struct tok {
     bool user_byte[256]; /* some user-defined token starts with this byte */
     bool has_user;
     struct tok_bert bert;
+    struct tok_unigram unigram;
     char *chat_template; /* or NULL */
     uint64_t fingerprint[2];
 };
 
 /* tok_bpe.c: the merging of one word. */
-int32_t tok_text_id(const struct tok *t, const void *text, size_t len); /* -1 = none */
+int32_t tok_text_id(const struct tok *t, const void *text, size_t len);  /* -1 = none */
+int32_t tok_pair_find(const struct tok *t, int32_t left, int32_t right); /* -1 = none */
 static inline const uint8_t *tok_raw(const struct tok *t, int32_t id)
 {
     return (const uint8_t *)t->bytes.data + t->e[id].off;
@@ -109,6 +121,9 @@ int tok_push(struct tok_ids *out, int32_t id, size_t begin, size_t end);
 /* tok_wordpiece.c: a stretch of text of a TOK_WORDPIECE; `base` is its offset. 0 or -ENOMEM. */
 int tok_wordpiece(const struct tok *t, const uint8_t *s, size_t len, size_t base,
                   struct tok_ids *out);
+/* tok_unigram.c: the same of a TOK_UNIGRAM. */
+int tok_unigram(const struct tok *t, const uint8_t *s, size_t len, size_t base,
+                struct tok_ids *out);
 /* tok_scan.c: the end of the pre-token that starts at p < n. */
 size_t tok_scan(enum tok_pre pre, const uint8_t *s, size_t n, size_t p);
 /* tok_norm.c: the text as the model wants it, and the way back to source offsets. */
@@ -123,6 +138,7 @@ struct tok_norm { /* init with {0} */
 /* 1: n->text holds the changed text; 0: use the input as it is; -ENOMEM. */
 int tok_normalise(const struct tok *t, const uint8_t *s, size_t len, bool prefix,
                   struct tok_norm *n);
+int tok_norm_edit(struct tok_norm *n, size_t dst, size_t dst_len, size_t src, size_t src_len);
 void tok_norm_offsets(const struct tok_norm *n, size_t base, struct tok_ids *ids, size_t from);
 void tok_norm_fini(struct tok_norm *n);
 

@@ -13,6 +13,7 @@ int tok_set(struct tok *t, size_t id, const char *text, size_t len, enum tok_typ
 int tok_index(struct tok *t);
 int tok_merge_add(struct tok *t, int32_t left, int32_t right, int32_t merged, uint32_t rank);
 int tok_merges_from_scores(struct tok *t, const float *score); /* [n_vocab], SentencePiece */
+int tok_unigram_index(struct tok *t); /* tok_unigram.c: instead of merges, once scores are set */
 int tok_finish(struct tok *t);
 /* A GGUF file's name or a Hugging Face Split pattern; 1 known, 0 not. */
 int tok_pre_parse(const char *name, enum tok_pre *ret);

@@ -17,7 +17,7 @@ static const uint8_t *find_space(const uint8_t *s, const uint8_t *end)
     return s < end ? memmem(s, (size_t)(end - s), spm_space, sizeof spm_space) : NULL;
 }
 
-static int edit_add(struct tok_norm *n, size_t dst, size_t dst_len, size_t src, size_t src_len)
+int tok_norm_edit(struct tok_norm *n, size_t dst, size_t dst_len, size_t src, size_t src_len)
 {
     if (n->n_edit == n->cap_edit) {
         size_t cap = n->cap_edit ? n->cap_edit * 2 : 16;
@@ -39,7 +39,7 @@ static int add_nfc(struct tok_norm *n, const uint8_t *s, size_t src, size_t len)
     if (r < 0) return r;
     size_t dst_len = n->text.len - dst;
     bool same = dst_len == len && memcmp(n->text.data + dst, s + src, len) == 0;
-    return same ? 0 : edit_add(n, dst, dst_len, src, len);
+    return same ? 0 : tok_norm_edit(n, dst, dst_len, src, len);
 }
 
 static int normalise_nfc(struct tok_norm *n, const uint8_t *s, size_t len)
@@ -65,7 +65,7 @@ static int normalise_spm(struct tok_norm *n, const uint8_t *s, size_t len)
         int r = buf_add(&n->text, p, (size_t)((sp ? sp : end) - p));
         if (r < 0) return r;
         if (!sp) break;
-        r = edit_add(n, n->text.len, 1, (size_t)(sp - s), sizeof spm_space);
+        r = tok_norm_edit(n, n->text.len, 1, (size_t)(sp - s), sizeof spm_space);
         if (r == 0) r = buf_addc(&n->text, ' ');
         if (r < 0) return r;
         p = sp + sizeof spm_space;
@@ -86,7 +86,7 @@ int tok_normalise(const struct tok *t, const uint8_t *s, size_t len, bool prefix
     if (!change || len == 0) return 0;
     int r = buf_reserve(&n->text, len + 1);
     if (r == 0 && prefix) {
-        r = edit_add(n, 0, 1, 0, 0);
+        r = tok_norm_edit(n, 0, 1, 0, 0);
         if (r == 0) r = buf_addc(&n->text, ' ');
     }
     if (r == 0)

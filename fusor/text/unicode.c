@@ -110,6 +110,22 @@ unsigned uni_decompose(uint32_t cp, uint32_t ret[UNI_PARTS])
     return n > 0 && n <= UNI_PARTS ? (unsigned)n : 1;
 }
 
+size_t uni_grapheme(const uint8_t *s, size_t n)
+{
+    unsigned len;
+    uint32_t cp = uni_decode(s, n, &len);
+    size_t at = len;
+    int32_t state = 0;
+    while (at < n) {
+        const uint32_t next = uni_decode(s + at, n - at, &len);
+        if (cp == UNI_BAD || next == UNI_BAD) break;
+        if (utf8proc_grapheme_break_stateful((int32_t)cp, (int32_t)next, &state)) break;
+        cp = next;
+        at += len;
+    }
+    return at;
+}
+
 uint8_t uni_order(uint32_t cp)
 {
     return cp < 0x300 ? 0 : (uint8_t)utf8proc_get_property((int32_t)cp)->combining_class;

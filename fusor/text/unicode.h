@@ -32,7 +32,8 @@ enum uni_kind uni_kind(uint32_t cp);
 unsigned uni_lower(uint32_t cp, uint32_t ret[2]); /* full mapping, without context; how many */
 enum { UNI_PARTS = 4 };
 unsigned uni_decompose(uint32_t cp, uint32_t ret[UNI_PARTS]); /* canonically, to the end */
-uint8_t uni_order(uint32_t cp);                               /* canonical combining class */
+size_t uni_grapheme(const uint8_t *s, size_t n); /* bytes of the extended cluster at s, n > 0 */
+uint8_t uni_order(uint32_t cp);                  /* canonical combining class */
 
 /* NFC. uni_stable() bytes from the start need no change (the cut is before a starter that nothing
  * follows up on). uni_unstable_len() is the length of the stretch at s, at least one character,

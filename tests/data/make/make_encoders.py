@@ -32,8 +32,8 @@ QWEN3 = dict(hidden_size=48, num_attention_heads=3, num_key_value_heads=1, head_
 MODELS = {
     "bert-cls": ("BertConfig", "BertModel", BERT, "wordpiece", "cls", True),
     "bert-mean": ("BertConfig", "BertModel", BERT, "wordpiece-cased", None, False),
-    "xlmr-mean": ("XLMRobertaConfig", "XLMRobertaModel", dict(BERT, type_vocab_size=1, pad_token_id=0),
-                  "wordpiece-cased", "mean", True),
+    "xlmr-mean": ("XLMRobertaConfig", "XLMRobertaModel", dict(BERT, type_vocab_size=1, pad_token_id=1),
+                  "unigram", "mean", True),
     "qwen3-last": ("Qwen3Config", "Qwen3ForCausalLM", QWEN3, "qwen2", "lasttoken", True),
 }
 
@@ -85,12 +85,16 @@ def tokenizer_for(folder, name):
             "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
             "special_tokens": {end: {"id": end, "ids": [i], "tokens": [end]}}}
         names = dict(pad_token=end, eos_token=end)
+    elif name == "unigram":
+        names = dict(pad_token="<pad>", unk_token="<unk>", cls_token="<s>", sep_token="</s>", mask_token="<mask>")
     else:
         names = dict(pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]")
     (folder / "tokenizer.json").write_text(json.dumps(data, ensure_ascii=False, separators=(",", ":")))
     (folder / "tokenizer_config.json").write_text(json.dumps(
         {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 128, **names}) + "\n")
-    return max([t["id"] for t in data["added_tokens"]] + list(data["model"]["vocab"].values())) + 1
+    vocab = data["model"]["vocab"]
+    ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))
+    return max([t["id"] for t in data["added_tokens"]] + list(ids)) + 1
 
 
 def make(name, seed):

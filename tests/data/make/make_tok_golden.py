@@ -6,16 +6,19 @@ Usage: tests/data/make/make_tok_golden.py [--out DIR] [--texts N] [--seed S] [--
 hf/NAME/: a small tokenizer of each family, trained here on the tokens of the GPT-2 vocabulary that
 stands beside it, in the files a Hugging Face folder has. hf/NAME.golden: lines {"text", "ids"}:
 random texts and the ids the package gives without added BOS. smollm2.golden: the same for the
-vocabulary of MODEL.gguf (SmolLM2). Needs tokenizers, gguf.
+vocabulary of MODEL.gguf (SmolLM2). Needs tokenizers, gguf, sentencepiece.
 """
 import argparse
 import json
 import pathlib
 import random
 import sys
+import tempfile
 import unicodedata as ud
 
 import gguf
+import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
 from tokenizers import (AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers,
                         processors, trainers)
 
@@ -181,6 +184,55 @@ def make_wordpiece(out, name, settings, n_texts, seed, text):
                  encoder_texts(random.Random(seed), n_texts, special))
 
 
+# name: normalizers behind the map, split at white space first (as older XLM-R files)
+UNIGRAM = {
+    "unigram": ([normalizers.Strip(left=False, right=True), normalizers.Replace(Regex(" {2,}"), "▁")], False),
+    "unigram-words": ([normalizers.Replace(Regex(" {2,}"), " ")], True),
+    "unigram-bare": (None, False),
+}
+# Rules of a character map, as nmt_nfkc has them.
+RULES = {"\t": " ", "\n": " ", "\r": " ", "\u00a0": " ", "\u3000": " ", "\u200b": " ", "\u00ad": "", "\u007f": "",
+         "\u0007": "", "\ufb01": "fi", "½": "1⁄2", "①": "1", "\u212b": "Å", "e\u0301": "é", "A\u030a": "Å",
+         "\u1100\u1161\u11a8": "각", "…": "...", "ﷺ": "صلى الله عليه وسلم", "\uff21": "A", "\uff22": "B",
+         "q\u0323\u0307": "q", "\u0344": "\u0308\u0301", "\u2028": " "}
+
+
+def charsmap():
+    """The map as SentencePiece compiles it, and pieces with scores."""
+    with tempfile.TemporaryDirectory() as d:
+        rules, lines = pathlib.Path(d) / "rules.tsv", pathlib.Path(d) / "text"
+        rules.write_text("".join("{}\t{}\n".format(*(" ".join(f"{ord(c):X}" for c in s) for s in pair))
+                                 for pair in sorted(RULES.items())))
+        lines.write_text("\n".join(corpus()).replace("\n\n", "\n"))
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(lines), model_prefix=f"{d}/m", vocab_size=900, model_type="unigram", minloglevel=2,
+            normalization_rule_tsv=str(rules), character_coverage=0.98, num_threads=1, max_sentence_length=100000)
+        m = sentencepiece_model_pb2.ModelProto()
+        m.ParseFromString((pathlib.Path(d) / "m.model").read_bytes())
+    return m.normalizer_spec.precompiled_charsmap, [(p.piece, p.score) for p in m.pieces]
+
+
+def make_unigram(out, name, made, n_texts, seed):
+    (after, split), (table, pieces) = UNIGRAM[name], made
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    vocab = [(s, 0.0) for s in special] + [p for p in pieces if p[0] not in special] + [("<mask>", 0.0)]
+    tok = Tokenizer(models.Unigram(vocab, unk_id=3, byte_fallback=False))
+    if after is not None:
+        tok.normalizer = normalizers.Sequence([normalizers.Precompiled(table)] + after)
+    metaspace = pre_tokenizers.Metaspace("▁", "always")
+    tok.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), metaspace]) if split else metaspace
+    tok.add_special_tokens(special + [AddedToken("<mask>", lstrip=True)])
+    tok.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)])
+    tok.decoder = decoders.Metaspace("▁", "always")
+    folder = out / "hf" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    tok.save(str(folder / "tokenizer.json"), pretty=False)
+    rng = random.Random(seed)
+    texts = encoder_texts(rng, n_texts, special + ["<mask>"])
+    texts = [t + rng.choice(["", "", "  ", " \n", "▁", "…", " ▁a", "①②", "e\u0301"]) for t in texts]
+    write_golden(out / "hf" / f"{name}.golden", tok, texts)
+
+
 def main():
     args = argparse.ArgumentParser()
     args.add_argument("model", nargs="?")
@@ -229,6 +281,9 @@ def main():
         write_golden(args.out / "hf" / f"{name}.golden", plain, texts)
     for name, settings in WORDPIECE.items():
         make_wordpiece(args.out, name, settings, args.texts, args.seed, text)
+    made = charsmap()
+    for name in UNIGRAM:
+        make_unigram(args.out, name, made, args.texts, args.seed)
     if args.model:
         tokens = gguf_field(args.model, "tokenizer.ggml.tokens")
         merges = [tuple(m.split(" ")) for m in gguf_field(args.model, "tokenizer.ggml.merges")]

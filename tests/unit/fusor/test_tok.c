@@ -205,6 +205,9 @@ HF_TEST(wordpiece, "wordpiece")
 HF_TEST(wordpiece_cased, "wordpiece-cased")
 HF_TEST(wordpiece_accents, "wordpiece-accents")
 HF_TEST(wordpiece_strip, "wordpiece-strip")
+HF_TEST(unigram, "unigram")
+HF_TEST(unigram_words, "unigram-words")
+HF_TEST(unigram_bare, "unigram-bare")
 
 TEST(smollm2_golden)
 {
@@ -426,29 +429,34 @@ TEST(encode_fails_cleanly_without_memory)
 {
     encode_without_memory("metaspace-first", 10);
     encode_without_memory("wordpiece", 4);
+    encode_without_memory("unigram", 8);
 }
 
-/* A word's time is bounded by the longest that is known, whatever the text. */
-TEST(long_words_of_wordpiece_finish)
+/* A word's time and memory are bounded, whatever the text. */
+TEST(long_words_of_encoders_finish)
 {
     enum { N = 1 << 20 };
-    static const char *const units[] = {"a", "\xCC\x81",     "a\xCC\xA3\xCC\x87",
-                                        "!", "\xE4\xB8\x80", " "};
+    static const char *const units[] = {
+        "a", "\xCC\x81",     "a\xCC\xA3\xCC\x87", "!", "\xE4\xB8\x80",
+        " ", "\xE2\x96\x81", "\xF0\x9F\x98\x80"};
+    static const char *const names[] = {"wordpiece", "unigram", "unigram-words"};
     char *text = mem_alloc(N);
-    struct tok *t = open_hf("wordpiece");
     struct tok_ids ids = {0};
-    for (size_t u = 0; u < sizeof units / sizeof units[0]; u++) {
-        const size_t k = strlen(units[u]), len = N / k * k;
-        for (size_t i = 0; i < len; i++)
-            text[i] = units[u][i % k];
-        encode(t, text, len, &ids);
-        for (size_t i = 0; i < ids.n; i++)
-            ASSERT_TRUE(ids.begin[i] < ids.end[i] && ids.end[i] <= len &&
-                        (i == 0 || ids.end[i - 1] <= ids.begin[i]));
+    for (size_t v = 0; v < sizeof names / sizeof names[0]; v++) {
+        struct tok *t = open_hf(names[v]);
+        for (size_t u = 0; u < sizeof units / sizeof units[0]; u++) {
+            const size_t k = strlen(units[u]), len = N / k * k;
+            for (size_t i = 0; i < len; i++)
+                text[i] = units[u][i % k];
+            encode(t, text, len, &ids);
+            for (size_t i = 0; i < ids.n; i++)
+                ASSERT_TRUE(ids.begin[i] <= ids.end[i] && ids.end[i] <= len &&
+                            (i == 0 || ids.end[i - 1] <= ids.begin[i]));
+        }
+        tok_close(t);
     }
     tok_ids_fini(&ids);
     mem_free(text);
-    tok_close(t);
 }
 
 /* Names of control tokens in a text are text; where each token comes from is said; and back. */
@@ -475,10 +483,13 @@ TEST(wordpiece_knows_where_its_tokens_come_from)
     tok_close(t);
 }
 
-static void expect_refused(const char *from, const char *to, int rc, const char *says)
+static void expect_refused(const char *name, const char *from, const char *to, int rc,
+                           const char *says)
 {
     size_t len;
-    char *json = slurp(test_data("tokenizers/hf/wordpiece/tokenizer.json"), &len);
+    char rel[96];
+    (void)snprintf(rel, sizeof rel, "tokenizers/hf/%s/tokenizer.json", name);
+    char *json = slurp(test_data(rel), &len);
     char *at = json ? strstr(json, from) : NULL;
     ASSERT_TRUE(at != NULL);
     char path[] = "/tmp/test_tok.XXXXXX.json";
@@ -496,20 +507,63 @@ static void expect_refused(const char *from, const char *to, int rc, const char 
     if (!strstr(err.msg, says)) test_fail(__FILE__, __LINE__, "%s", err.msg);
 }
 
-TEST(wordpiece_refuses_by_name)
+TEST(unigram_reads_back_and_keeps_control_tokens_out)
 {
-    expect_refused("\"type\":\"BertPreTokenizer\"", "\"type\":\"Whitespace\"", -ENOTSUP,
-                   "Whitespace");
-    expect_refused("\"type\":\"BertNormalizer\"", "\"type\":\"Lowercase\"", -ENOTSUP, "Lowercase");
-    expect_refused("\"unk_token\":\"[UNK]\"", "\"unk_token\":\"[NO]\"", -EBADMSG, "unk_token");
-    expect_refused("_per_word\":100", "_per_word\":100000", -EBADMSG, "max_input_chars_per_word");
-    expect_refused("subword_prefix\":\"##\"", "subword_prefix\":\"\"", -ENOTSUP, "subword_prefix");
+    struct tok *t = open_hf("unigram");
+    const char text[] = " the \xEF\xAC\x81sh and", names[] = "a</s> <s>b<mask>";
+    struct tok_piece p = {text, sizeof text - 1, false}, q = {names, sizeof names - 1, false};
+    struct tok_ids ids = {0};
+    struct tok_stream s = {0};
+    struct buf out = BUF_INIT;
+    ASSERT_OK(tok_encode(t, &p, 1, TOK_BOS, &ids));
+    ASSERT_TRUE(ids.id[0] == tok_bos(t) && ids.id[ids.n - 1] == tok_eos(t));
+    for (size_t i = 1; i + 1 < ids.n; i++)
+        ASSERT_OK(tok_stream_push(t, &s, ids.id[i], &out));
+    ASSERT_STREQ(buf_cstr(&out), "the fish and");
+    ids.n = 0;
+    ASSERT_OK(tok_encode(t, &q, 1, 0, &ids));
+    for (size_t i = 0; i < ids.n; i++) /* what is unknown of them is unknown */
+        ASSERT_TRUE(!tok_is_special(t, ids.id[i]) || ids.id[i] == t->unk);
+    buf_fini(&out);
+    tok_ids_fini(&ids);
+    tok_close(t);
 }
 
-TEST(open_fails_cleanly_without_memory)
+TEST(unigram_refuses_by_name)
 {
-    char path[4096];
-    (void)snprintf(path, sizeof path, "%s", test_data("tokenizers/hf/llama2/tokenizer.json"));
+    expect_refused("unigram", "\"byte_fallback\":false", "\"byte_fallback\":true", -ENOTSUP,
+                   "byte_fallback");
+    expect_refused("unigram", "\"unk_id\":3", "\"unk_id\":-3", -EBADMSG, "unk_id");
+    expect_refused("unigram", "\"prepend_scheme\":\"always\"", "\"prepend_scheme\":\"first\"",
+                   -ENOTSUP, "Metaspace");
+    expect_refused("unigram", "\"strip_left\":false", "\"strip_left\":true", -ENOTSUP, "Strip");
+    expect_refused("unigram", "\"precompiled_charsmap\":\"", "\"precompiled_charsmap\":\"!",
+                   -EBADMSG, "precompiled_charsmap");
+    expect_refused("unigram", "\"precompiled_charsmap\":\"", "\"precompiled_charsmap\":\"////",
+                   -EBADMSG, "precompiled_charsmap");
+    expect_refused("unigram", "[\"<s>\",0.0]", "[\"<s>\"]", -EBADMSG, "piece 0");
+    expect_refused("unigram-words", "\"WhitespaceSplit\"", "\"Whitespace\"", -ENOTSUP, "Sequence");
+}
+
+TEST(wordpiece_refuses_by_name)
+{
+    expect_refused("wordpiece", "\"type\":\"BertPreTokenizer\"", "\"type\":\"Whitespace\"",
+                   -ENOTSUP, "Whitespace");
+    expect_refused("wordpiece", "\"type\":\"BertNormalizer\"", "\"type\":\"Lowercase\"", -ENOTSUP,
+                   "Lowercase");
+    expect_refused("wordpiece", "\"unk_token\":\"[UNK]\"", "\"unk_token\":\"[NO]\"", -EBADMSG,
+                   "unk_token");
+    expect_refused("wordpiece", "_per_word\":100", "_per_word\":100000", -EBADMSG,
+                   "max_input_chars_per_word");
+    expect_refused("wordpiece", "subword_prefix\":\"##\"", "subword_prefix\":\"\"", -ENOTSUP,
+                   "subword_prefix");
+}
+
+static void open_without_memory(const char *name)
+{
+    char path[4096], rel[96];
+    (void)snprintf(rel, sizeof rel, "tokenizers/hf/%s/tokenizer.json", name);
+    (void)snprintf(path, sizeof path, "%s", test_data(rel));
     unsigned n_failed = 0;
     bool fired = true;
     for (unsigned nth = 1; fired; nth += 1 + nth / 16) {
@@ -523,6 +577,13 @@ TEST(open_fails_cleanly_without_memory)
         tok_close(t);
     }
     ASSERT_TRUE(n_failed > 10);
+}
+
+TEST(open_fails_cleanly_without_memory)
+{
+    open_without_memory("llama2");
+    open_without_memory("wordpiece");
+    open_without_memory("unigram");
 }
 
 /* ---- rules by table ----------------------------------------------------------------------------
@@ -654,8 +715,9 @@ TEST(unknown_parts_are_refused_by_name)
         const char *json, *want;
         int code;
     } cases[] = {
-        {"{\"model\":{\"type\":\"Unigram\"},\"pre_tokenizer\":{\"type\":\"ByteLevel\"}}", "Unigram",
-         -ENOTSUP},
+        {"{\"model\":{\"type\":\"WordLevel\"},\"pre_tokenizer\":{\"type\":\"ByteLevel\"}}",
+         "WordLevel", -ENOTSUP},
+        {"{\"model\":{\"type\":\"Unigram\"}}", "vocabulary", -EBADMSG},
         {"{\"pre_tokenizer\":{\"type\":\"BertPreTokenizer\"}}", "BertPreTokenizer", -ENOTSUP},
         {"{\"normalizer\":{\"type\":\"Lowercase\"}}", "Lowercase", -ENOTSUP},
         {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"[a-q]+\"},\"behavior\":"
