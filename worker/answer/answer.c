@@ -18,10 +18,13 @@ enum state {
     S_ARGS,    /* that stand behind a name */
     S_OBJECT,  /* a call as JSON */
     S_NEXT,    /* behind a call of a list */
+    S_TAG,     /* between tags */
+    S_TAGGED,  /* a value */
 };
 enum member { M_FIRST, M_KEY, M_IN_KEY, M_COLON, M_VALUE, M_IN_VALUE, M_BEHIND }; /* S_OBJECT */
 enum field { F_OTHER, F_NAME, F_ARGS, F_FUNCTION };
 enum string { NO_STRING, IN_STRING, IN_ESCAPE };
+enum tag { T_CALL, T_NAME_END, T_NEXT, T_KEY, T_VALUE }; /* what S_TAG waits for */
 
 static bool is_space(char c)
 {
@@ -102,6 +105,8 @@ static const char *held_mark(const struct ans *a, bool *ret_whole)
     const bool first = text && a->content.len == 0 && a->reasoning.len == 0 && a->n_call == 0;
     const char *const marks[] = {calls ? h->syntax->open : NULL,
                                  calls && a->behind ? h->syntax->close : NULL,
+                                 calls ? h->syntax->around[0] : NULL,
+                                 calls && a->behind ? h->syntax->around[1] : NULL,
                                  first && h->thoughts ? h->thoughts->open : NULL,
                                  a->state == S_THINK ? h->thoughts->close : NULL};
 
@@ -116,6 +121,7 @@ static const char *held_mark(const struct ans *a, bool *ret_whole)
 static void take_mark(struct ans *a, const char *mark)
 {
     const bool opens = a->state == S_TEXT && a->how.syntax && mark == a->how.syntax->open;
+    const bool behind = a->state == S_TEXT && a->n_call > 0;
 
     if (opens) { /* still held, with the space before it */
         a->state = S_BEGIN;
@@ -129,7 +135,7 @@ static void take_mark(struct ans *a, const char *mark)
     empty(a, &a->held);
     empty(a, &a->space);
     a->strip = true;
-    a->behind = false;
+    a->behind = behind;
 }
 
 /* JSON that nothing opened may be a call where nothing but calls was said. */
@@ -464,6 +470,186 @@ static void take_between(struct ans *a, char c)
     if (c == '{' || buf_status(&a->value) < 0 || !may_stand_between(a, false)) fail(a, c);
 }
 
+/* ---- arguments between tags ---- */
+static void expect(struct ans *a, enum tag what)
+{
+    a->state = S_TAG;
+    a->member = what;
+    empty(a, &a->value);
+}
+
+static void end_tagged(struct ans *a)
+{
+    struct ans_call *call = current(a);
+
+    if (call) (void)buf_addc(&call->args, '}');
+    end_args(a);
+}
+
+/* What is no value of JSON is a text. White space around a value is the tags', of a text one line
+ * break before and behind it. */
+static void put_value(struct ans *a)
+{
+    struct ans_call *call = current(a);
+    const char *p = a->value.data;
+    size_t len = a->value.len;
+    struct json_val v;
+
+    while (len > 0 && is_space(p[len - 1]))
+        len--;
+    for (; len > 0 && is_space(*p); len--)
+        p++;
+    if (!call) return;
+    if (len > 0 && json_scan(p, len, &v, NULL) == 0 && v.type != JSON_T_STRING)
+        (void)buf_add(&call->args, p, len);
+    else
+        (void)buf_add_json_str(&call->args, p ? p : "", len);
+}
+
+static void put_escaped(struct ans *a, char c)
+{
+    struct ans_call *call = current(a);
+
+    if (!call) return;
+    if (c == '"' || c == '\\')
+        (void)buf_addf(&call->args, "\\%c", c);
+    else if (c == '\n')
+        (void)buf_adds(&call->args, "\\n");
+    else if ((unsigned char)c < 0x20)
+        (void)buf_addf(&call->args, "\\u%04x", c);
+    else
+        (void)buf_addc(&call->args, c);
+}
+
+static void begin_tagged(struct ans *a)
+{
+    struct ans_call *call = current(a);
+    const struct ans_how *h = &a->how;
+
+    a->text = h->is_text && call &&
+              h->is_text(h->of, buf_cstr(&call->name) ? buf_cstr(&call->name) : "",
+                         buf_cstr(&a->name) ? buf_cstr(&a->name) : "");
+    if (call) {
+        (void)buf_adds(&call->args, call->args.len > 1 ? ", " : "");
+        (void)buf_add_json_str(&call->args, a->name.data ? a->name.data : "", a->name.len);
+        (void)buf_adds(&call->args, a->text ? ": \"" : ": ");
+    }
+    empty(a, &a->value);
+    a->state = S_TAGGED;
+    a->has_args = false; /* no byte of it has come */
+}
+
+/* Does what is held of the value begin its end, a line break before it or not? */
+static bool begins_end(const struct ans *a, bool *ret_whole)
+{
+    const char *end = a->how.syntax->tags->value_end, *p = a->value.data;
+    const size_t n = a->value.len - (a->value.len > 0 && *p == '\n');
+
+    if (n < a->value.len) p++;
+    *ret_whole = n == strlen(end) && memcmp(p, end, n) == 0;
+    return n <= strlen(end) && memcmp(p, end, n) == 0;
+}
+
+/* Of a text only what may be its end is held. */
+static void take_tagged(struct ans *a, char c)
+{
+    const char *end = a->how.syntax->tags->value_end;
+    const size_t n = strlen(end);
+    bool whole = false;
+
+    const bool first = !a->has_args;
+    a->has_args = true;
+    if (a->text && first && c == '\n') return;
+    (void)buf_addc(&a->value, c);
+    while (a->text && a->value.len > 0 && !begins_end(a, &whole)) {
+        put_escaped(a, a->value.data[0]);
+        buf_consume(&a->value, 1);
+    }
+    if (whole) put_args(a, '"');
+    if (!a->text && a->value.len >= n && memcmp(a->value.data + a->value.len - n, end, n) == 0) {
+        a->value.len -= n;
+        put_value(a);
+        whole = true;
+    }
+    if (!whole) return;
+    empty(a, &a->held);
+    expect(a, T_NEXT);
+}
+
+static void take_key(struct ans *a, char c)
+{
+    const char *end = a->how.syntax->tags->key_end;
+    const size_t n = strlen(end);
+
+    (void)buf_addc(&a->name, c);
+    if (a->name.len > NAME_BYTES_MAX + n) {
+        end_tagged(a);
+        fail(a, c);
+    } else if (a->name.len >= n && memcmp(a->name.data + a->name.len - n, end, n) == 0) {
+        a->name.len -= n;
+        if (*a->how.syntax->tags->value)
+            expect(a, T_VALUE);
+        else
+            begin_tagged(a);
+    }
+}
+
+/* A parameter, or the end: now it is a call. */
+static void take_next(struct ans *a, bool ends)
+{
+    if (!a->certain) {
+        make_certain(a);
+        put_args(a, '{');
+    }
+    if (ends) {
+        end_tagged(a);
+        end_call(a);
+    } else {
+        expect(a, T_KEY);
+        empty(a, &a->name);
+    }
+}
+
+/* Is this the tag that is held? *begins: or does it begin as that does? */
+static bool is_tag(const struct ans *a, const char *tag, bool *begins)
+{
+    const size_t n = a->value.len;
+    const bool same = n <= strlen(tag) && memcmp(tag, a->value.data, n) == 0;
+
+    *begins |= same;
+    return same && tag[n] == '\0';
+}
+
+static void take_tag(struct ans *a, char c)
+{
+    const struct ans_tags *t = a->how.syntax->tags;
+    const char *close = a->how.syntax->close ? a->how.syntax->close : t->end; /* ends it, too */
+    bool begins = false;
+
+    if (a->member == T_KEY) {
+        take_key(a, c);
+        return;
+    }
+    if (a->value.len == 0 && is_space(c)) return;
+    if (buf_addc(&a->value, c) < 0) a->status = -ENOMEM;
+    if (a->status < 0) return;
+    if (a->member == T_CALL && is_tag(a, t->call, &begins)) {
+        a->state = S_NAME;
+        a->named = true;
+    } else if (a->member == T_NAME_END && is_tag(a, t->name_end, &begins)) {
+        expect(a, T_NEXT);
+    } else if (a->member == T_VALUE && is_tag(a, t->value, &begins)) {
+        begin_tagged(a);
+    } else if (a->member == T_NEXT && is_tag(a, t->key, &begins)) {
+        take_next(a, false);
+    } else if (a->member == T_NEXT && (is_tag(a, t->end, &begins) || is_tag(a, close, &begins))) {
+        take_next(a, true);
+    } else if (!begins) {
+        if (a->certain) end_tagged(a);
+        fail(a, c);
+    }
+}
+
 static void take_name(struct ans *a, char c)
 {
     const char *prose = a->how.syntax->prose;
@@ -475,6 +661,10 @@ static void take_name(struct ans *a, char c)
         a->strip = true;
         a->state = S_TEXT;
         take_text(a, c);
+    } else if (may_call(a) && a->how.syntax->tags) {
+        a->has_name = true;
+        expect(a, *a->how.syntax->tags->name_end ? T_NAME_END : T_NEXT);
+        take_tag(a, c);
     } else if (may_call(a)) {
         a->state = S_BETWEEN;
         a->has_name = true;
@@ -486,6 +676,8 @@ static void take_name(struct ans *a, char c)
 
 static void take_begin(struct ans *a, char c)
 {
+    const bool has_tags = a->how.syntax->tags && !a->in_list && a->opened;
+
     if (is_space(c)) return;
     begin_call(a);
     if (c == '[' && !a->in_list) {
@@ -493,7 +685,11 @@ static void take_begin(struct ans *a, char c)
     } else if (c == '{') {
         a->state = S_OBJECT;
         a->member = M_FIRST;
-    } else if (a->how.syntax->after_name && !a->in_list && a->opened && is_name_char(c)) {
+    } else if (has_tags && *a->how.syntax->tags->call) {
+        expect(a, T_CALL);
+        take_tag(a, c);
+    } else if ((a->how.syntax->after_name || has_tags) && !a->in_list && a->opened &&
+               is_name_char(c)) {
         a->state = S_NAME;
         a->named = true;
         take_name(a, c);
@@ -502,7 +698,7 @@ static void take_begin(struct ans *a, char c)
     }
 }
 
-static void take_next(struct ans *a, char c)
+static void take_behind(struct ans *a, char c)
 {
     if (is_space(c)) return;
     empty(a, &a->held);
@@ -519,10 +715,12 @@ int ans_push(struct ans *a, const char *text, size_t len)
     static void (*const take[])(struct ans *, char) = {
         [S_TEXT] = take_text,     [S_THINK] = take_text,      [S_BEGIN] = take_begin,
         [S_NAME] = take_name,     [S_BETWEEN] = take_between, [S_ARGS] = take_args,
-        [S_OBJECT] = take_object, [S_NEXT] = take_next};
+        [S_OBJECT] = take_object, [S_NEXT] = take_behind,     [S_TAG] = take_tag,
+        [S_TAGGED] = take_tagged};
 
     for (size_t i = 0; i < len; i++) {
-        if (a->state > S_THINK && a->state != S_ARGS) (void)buf_addc(&a->held, text[i]);
+        if (a->state > S_THINK && a->state != S_ARGS && a->state != S_TAGGED)
+            (void)buf_addc(&a->held, text[i]);
         take[a->state](a, text[i]);
     }
     return a->status;
@@ -578,11 +776,14 @@ bool ans_is_mark(const struct ans_how *how, const char *text, size_t len)
 {
     const struct ans_syntax *s = how->syntax;
     const struct ans_marks *t = how->thoughts;
-    const char *const marks[] = {s ? s->open : NULL,       s ? s->close : NULL,
-                                 s ? s->after_name : NULL, s ? s->before_id : NULL,
-                                 t ? t->open : NULL,       t ? t->close : NULL};
+    const struct ans_tags *g = s ? s->tags : NULL;
+    const char *const marks[] = {
+        s ? s->open : NULL,      s ? s->close : NULL,     s ? s->after_name : NULL,
+        s ? s->before_id : NULL, s ? s->around[0] : NULL, s ? s->around[1] : NULL,
+        g ? g->key : NULL,       g ? g->key_end : NULL,   g ? g->value : NULL,
+        g ? g->value_end : NULL, t ? t->open : NULL,      t ? t->close : NULL};
 
-    for (size_t i = 0; i < sizeof marks / sizeof *marks; i++)
-        if (marks[i] && strlen(marks[i]) == len && memcmp(marks[i], text, len) == 0) return true;
+    for (size_t i = 0; len > 0 && i < sizeof marks / sizeof *marks; i++)
+        if (marks[i] && memmem(marks[i], strlen(marks[i]), text, len)) return true;
     return false;
 }

@@ -3,6 +3,21 @@
 
 #include <string.h>
 
+static const struct ans_tags xml = {.call = "<function=",
+                                    .name_end = ">",
+                                    .key = "<parameter=",
+                                    .key_end = ">",
+                                    .value = "",
+                                    .value_end = "</parameter>",
+                                    .end = "</function>"},
+                             glm = {.call = "",
+                                    .name_end = "",
+                                    .key = "<arg_key>",
+                                    .key_end = "</arg_key>",
+                                    .value = "<arg_value>",
+                                    .value_end = "</arg_value>",
+                                    .end = "</tool_call>"};
+
 /* The first whose texts all stand in the template is the template's; without any: by name only. */
 static const struct known {
     const char *says[3];
@@ -30,6 +45,30 @@ static const struct known {
     {{"<|tool_call|>"},
      {.name = "granite", .args = "arguments", .open = "<|tool_call|>", .list = true}},
     {{"functools["}, {.name = "functools", .args = "arguments", .open = "functools", .list = true}},
+    {{"<\uff5ctool\u2581call\u2581begin\uff5c>", "```json"},
+     {.name = "deepseek",
+      .args = "arguments",
+      .open = "<\uff5ctool\u2581call\u2581begin\uff5c>function<\uff5ctool\u2581sep\uff5c>",
+      .close = "```<\uff5ctool\u2581call\u2581end\uff5c>",
+      .after_name = "```json",
+      .around = {"<\uff5ctool\u2581calls\u2581begin\uff5c>",
+                 "<\uff5ctool\u2581calls\u2581end\uff5c>"}}},
+    {{"<\uff5ctool\u2581call\u2581begin\uff5c>"},
+     {.name = "deepseek-3.1",
+      .args = "arguments",
+      .open = "<\uff5ctool\u2581call\u2581begin\uff5c>",
+      .close = "<\uff5ctool\u2581call\u2581end\uff5c>",
+      .after_name = "<\uff5ctool\u2581sep\uff5c>",
+      .around = {"<\uff5ctool\u2581calls\u2581begin\uff5c>",
+                 "<\uff5ctool\u2581calls\u2581end\uff5c>"}}},
+    {{"<tool_call>", "<function=", "<parameter="},
+     {.name = "qwen-coder",
+      .args = "arguments",
+      .open = "<tool_call>",
+      .close = "</tool_call>",
+      .tags = &xml}},
+    {{"<tool_call>", "<arg_key>", "<arg_value>"},
+     {.name = "glm", .args = "arguments", .open = "<tool_call>", .tags = &glm}},
     {{">>>", "all"},
      {.name = "functionary",
       .args = "arguments",

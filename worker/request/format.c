@@ -70,17 +70,119 @@ static int add_arguments(struct gram_builder *b, const struct api_tool *t, gram_
     return err_set(err, rc, "'%s': %s", t->name, why.msg);
 }
 
+/* Any text to the first `end`, which is part of it, and whose first character is in no other place
+ * of it. A rule for each character of the end that has come. */
+static gram_node text_until(struct gram_builder *b, const char *end)
+{
+    const size_t n = strlen(end);
+    const uint32_t first = (uint8_t)*end;
+    gram_node at[32] = {0}, next = gram_str(b, "");
+
+    for (size_t i = 0; i < n; i++)
+        at[i] = gram_rule(b, NULL);
+    for (size_t i = n; i-- > 0; next = at[i]) {
+        const uint32_t want = (uint8_t)end[i];
+        const uint32_t lo = want < first ? want : first, hi = want < first ? first : want;
+        const struct gram_range others[] = {{1, lo - 1}, {lo + 1, hi - 1}, {hi + 1, GRAM_CHAR_MAX}};
+        const gram_node on = GRAM_SEQ(b, gram_lit(b, &end[i], 1), next);
+        const gram_node back = GRAM_SEQ(b, gram_chars(b, others, 3, GRAM_PLAIN), at[0]);
+        const gram_node again = GRAM_SEQ(b, gram_lit(b, end, 1), at[1]);
+        gram_define(b, at[i], i > 0 ? GRAM_ALT(b, on, again, back) : GRAM_ALT(b, on, back));
+    }
+    return next;
+}
+
+/* As gram_schema(), of a part of a schema: what it refers to is the whole one's. */
+static int add_part(struct gram_builder *b, const json_t *whole, const json_t *part, gram_node *ret,
+                    struct err *err)
+{
+    static const char *const named[] = {"$defs", "definitions"};
+    json_t *own = json_copy((json_t *)part);
+    int rc = own ? 0 : -ENOMEM;
+
+    for (size_t i = 0; rc == 0 && i < 2; i++) {
+        json_t *v = json_object_get(whole, named[i]);
+        if (v && json_is_object(own)) rc = json_object_set(own, named[i], v) < 0 ? -ENOMEM : 0;
+    }
+    if (rc == 0) rc = gram_schema(b, own, ret, err);
+    json_decref(own);
+    return rc;
+}
+
+/* A parameter's value and its end; where a grammar cannot say it and the tool does not insist, any
+ * text. */
+static int add_tagged(struct gram_builder *b, const struct ans_tags *g, const struct api_tool *t,
+                      const json_t *schema, gram_node *ret, struct err *err)
+{
+    const json_t *all = json_object_get(schema, "enum");
+    const bool text = wk_takes_text(schema);
+    gram_node n = GRAM_NONE;
+    struct err why = {0};
+    int rc = 0;
+
+    if (text && all)
+        rc = add_choices(b, all, &n);
+    else if (!text)
+        rc = add_part(b, t->parameters, schema, &n, &why);
+    if (rc == -ENOMEM || (rc < 0 && t->strict))
+        return err_set(err, rc, "'%s': %s", t->name, why.msg);
+    if (rc < 0 || (text && !all))
+        *ret = text_until(b, g->value_end);
+    else
+        *ret = GRAM_SEQ(b, optional(b, "\n"), n, optional(b, "\n"), gram_str(b, g->value_end));
+    return 0;
+}
+
+static bool is_required(const json_t *schema, const char *name)
+{
+    const json_t *all = json_object_get(schema, "required");
+
+    for (size_t i = 0; i < json_array_size(all); i++) {
+        const char *s = json_string_value(json_array_get(all, i));
+        if (s && strcmp(s, name) == 0) return true;
+    }
+    return false;
+}
+
+/* A call whose arguments stand between tags: those of the schema's properties, in their order. */
+static int add_tagged_call(struct gram_builder *b, const struct ans_tags *g,
+                           const struct api_tool *t, gram_node *ret, struct err *err)
+{
+    gram_node n = GRAM_SEQ(b, gram_str(b, g->call), gram_str(b, t->name), gram_str(b, g->name_end),
+                           optional(b, "\n"));
+    const char *name;
+    json_t *v;
+    int rc = 0;
+
+    json_object_foreach(json_object_get(t->parameters, "properties"), name, v)
+    {
+        gram_node value = GRAM_NONE;
+        if (rc == 0) rc = add_tagged(b, g, t, v, &value, err);
+        const gram_node open =
+            *g->value ? GRAM_SEQ(b, optional(b, "\n"), gram_str(b, g->value)) : gram_str(b, "");
+        const gram_node one = GRAM_SEQ(b, gram_str(b, g->key), gram_str(b, name),
+                                       gram_str(b, g->key_end), open, value, optional(b, "\n"));
+        n = GRAM_SEQ(b, n, is_required(t->parameters, name) ? one : gram_repeat(b, one, 0, 1));
+    }
+    *ret = GRAM_SEQ(b, n, gram_str(b, g->end));
+    return rc;
+}
+
 /* One call to one tool, as the model's syntax has it, behind what opens it. */
 static int add_call(struct gram_builder *b, const struct ans_syntax *s, const struct api_tool *t,
                     gram_node *ret, struct err *err)
 {
     gram_node args = GRAM_NONE;
-    const int rc = add_arguments(b, t, &args, err);
 
-    *ret = s->after_name ? GRAM_SEQ(b, gram_str(b, t->name), gram_str(b, s->after_name), args)
-                         : GRAM_SEQ(b, gram_str(b, "{\"name\": \""), gram_str(b, t->name),
-                                    gram_str(b, "\", \""), gram_str(b, s->args),
-                                    gram_str(b, "\": "), args, gram_str(b, "}"));
+    if (s->tags) return add_tagged_call(b, s->tags, t, ret, err);
+    const int rc = add_arguments(b, t, &args, err);
+    const gram_node line = s->around[0] ? optional(b, "\n") : gram_str(b, "");
+
+    *ret =
+        s->after_name
+            ? GRAM_SEQ(b, gram_str(b, t->name), line, gram_str(b, s->after_name), line, args)
+            : GRAM_SEQ(b, gram_str(b, "{\"name\": \""), gram_str(b, t->name), gram_str(b, "\", \""),
+                       gram_str(b, s->args), gram_str(b, "\": "), args, gram_str(b, "}"));
     return rc;
 }
 
@@ -222,14 +324,16 @@ static bool insists(const struct api_tools *t)
 static int add_opening(const struct worker *w, struct wk_format *f)
 {
     const size_t n = (gram_vocab_size(w->vocab) + 63) / 64;
+    const struct ans_syntax *s = w->speech.calls;
     const uint64_t *allowed;
     int32_t id;
 
-    if (is_spelt(w, w->speech.calls->open, &id) || id < 0) return 0;
+    if (is_spelt(w, s->around[0] ? s->around[0] : s->open, &id) || id < 0) return 0;
     f->first = mem_alloc(n * sizeof *f->first);
     if (!f->first || gram_run_allowed(f->form.run, 0, &allowed) < 0) return -ENOMEM;
     memcpy(f->first, allowed, n * sizeof *allowed);
     f->first[id / 64] |= 1ull << (id % 64);
+    f->opening = id;
     return 0;
 }
 

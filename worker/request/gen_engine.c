@@ -218,6 +218,10 @@ static int follow_format(const struct gen_prompt *p, struct gen_choice *c,
         if (c->bound) gram_run_again(c->bound, text);
         return 0;
     }
+    if (f->first && c->n_generated == 1 && t->picked.id == f->opening) {
+        c->bound = NULL; /* what opens the call is still to come */
+        return 0;
+    }
     rc = c->bound ? gram_run_take(c->bound, text, t->picked.id) : 0;
     if (rc != 1 || !calls || f->must || f->form.run) return rc;
     c->bound = NULL;

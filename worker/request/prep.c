@@ -402,6 +402,7 @@ static int render(struct preparing *x)
     const bool thought = p->thinking && (must || q->r->format.kind != API_FORMAT_NONE);
     if (!must && !thought) return 0;
     if (thought) buf_addf(&lead, "\n%s\n\n", s->thoughts->close);
+    if (must && s->calls->around[0]) buf_adds(&lead, s->calls->around[0]);
     if (must && !s->calls->bare) buf_adds(&lead, s->calls->open);
     p->calling = p->calling || must;
     p->thinking = false;

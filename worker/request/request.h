@@ -40,7 +40,8 @@ int wk_render_chat(const struct worker *w, const struct api_req *r, const struct
 /* How the model writes calls and thoughts, from its template; at the start. */
 void wk_speech_of(struct worker *w);
 /* What reads an answer; it reads nothing where the request has no use for it. */
-struct ans_how wk_answer_how(const struct worker *w, const struct api_req *r);
+struct ans_how wk_answer_how(const struct worker *w, const struct api_req *r); /* borrows r */
+bool wk_takes_text(const json_t *schema); /* a parameter's: nothing but strings meet it */
 bool wk_answer_is_parsed(const struct ans_how *how);
 /* Where the template cannot say it: tools and calls as text, in messages that the arena keeps.
  * msgs has room for one more; *ret_added: the first is new. */
@@ -60,8 +61,8 @@ struct wk_bound { /* texts that are held to a grammar; all NULL: there is none *
 struct wk_format {
     struct wk_bound form;  /* of the answer, from its beginning */
     struct wk_bound calls; /* from where the model has opened a call to its end */
-    uint64_t *first;       /* tokens that the form begins with, and the one that opens a call
-                              instead; NULL: the form's alone */
+    uint64_t *first;       /* tokens that the form begins with, and `opening`; NULL: the form's */
+    int32_t opening;       /* the control token that begins a call instead */
     bool must;             /* the answer begins with a call, which the prompt has opened */
 };
 /* What n_texts answers must be: of the form that is asked for, or calls of the tools, or one of

@@ -18,6 +18,29 @@ void wk_speech_of(struct worker *w)
     s->thoughts = ans_thoughts_of(source);
 }
 
+/* Its name in the tool's schema has no other type. */
+static bool parameter_is_text(const void *req, const char *tool, const char *parameter)
+{
+    const struct api_tools *t = &((const struct api_req *)req)->tools;
+
+    for (size_t i = 0; i < t->n; i++)
+        if (strcmp(t->tool[i].name, tool) == 0)
+            return wk_takes_text(
+                json_object_get(json_object_get(t->tool[i].parameters, "properties"), parameter));
+    return false;
+}
+
+bool wk_takes_text(const json_t *schema)
+{
+    const char *type = json_string_value(json_object_get(schema, "type"));
+    const json_t *all = json_object_get(schema, "enum");
+    bool texts = json_array_size(all) > 0;
+
+    for (size_t i = 0; i < json_array_size(all); i++)
+        texts = texts && json_is_string(json_array_get(all, i));
+    return texts || (type && strcmp(type, "string") == 0);
+}
+
 struct ans_how wk_answer_how(const struct worker *w, const struct api_req *r)
 {
     const bool calls = r->chat && r->tools.choice != API_TOOLS_NONE;
@@ -28,6 +51,8 @@ struct ans_how wk_answer_how(const struct worker *w, const struct api_req *r)
                             .thoughts = r->chat && r->thoughts_apart ? w->speech.thoughts : NULL,
                             .tool = r->tools.name,
                             .n_tool = bare ? r->tools.n_name : 0,
+                            .is_text = parameter_is_text,
+                            .of = r,
                             .max_calls = r->tools.one ? 1 : API_CALLS_MAX};
 }
 

@@ -14,6 +14,13 @@ struct sample {
     size_t max_calls;
 };
 
+#define DS(what) "<\uff5ctool\u2581" what "\uff5c>" /* DeepSeek's */
+
+static bool text_of_add(const void *of, const char *tool, const char *parameter)
+{
+    return of == tools && strcmp(tool, "add") == 0 && strcmp(parameter, "text") == 0;
+}
+
 static void start(struct ans *a, const struct sample *s)
 {
     static const struct ans_marks think = {"<think>", "</think>"};
@@ -21,6 +28,8 @@ static void start(struct ans *a, const struct sample *s)
                                 .thoughts = &think,
                                 .tool = tools,
                                 .n_tool = 2,
+                                .is_text = text_of_add,
+                                .of = tools,
                                 .thinking = s->thinking,
                                 .calling = s->calling,
                                 .max_calls = s->max_calls};
@@ -118,6 +127,52 @@ static const struct sample samples[] = {
     {"functionary", ">>>all\nSure.\n>>>add\n{\"a\": 1}", "|Sure.|add({\"a\": 1})"},
     {"functionary", "add\n{\"a\": 1}", "||add({\"a\": 1})", .calling = true},
     {"functionary", "all\nHello.", "|Hello.|", .calling = true},
+    /* marks around all calls */
+    {"deepseek",
+     "Hm.\n\n" DS("calls▁begin") DS("call▁begin") "function" DS(
+         "sep") "add\n```json\n{\"a\": 1}\n"
+                "```" DS("call▁end") "\n" DS("call▁begin") "function" DS(
+                    "sep") "f\n```json\n{}\n```" DS("call▁end") DS("calls▁end"),
+     "|Hm.|add({\"a\": 1})f({})"},
+    {"deepseek", DS("call▁begin") "function" DS("sep") "add\n```json\n{\"a\": 1",
+     "||add({\"a\": 1)~"},
+    {"deepseek", DS("call▁begin") "tool" DS("sep"), "|" DS("call▁begin") "tool" DS("sep") "|"},
+    {"deepseek-3.1",
+     DS("calls▁begin") DS("call▁begin") "add" DS("sep") "{\"a\": 1}" DS("call▁end")
+         DS("call▁begin") "f" DS("sep") "{}" DS("call▁end") DS("calls▁end"),
+     "||add({\"a\": 1})f({})"},
+    {"deepseek-3.1", "add" DS("sep") "{}" DS("call▁end"), "||add({})", .calling = true},
+    /* arguments between tags */
+    {"qwen-coder",
+     "So:\n<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n"
+     "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=add>\n"
+     "</function>\n</tool_call>",
+     "|So:|get_weather({\"city\": \"Paris\", \"days\": 3})add({})"},
+    {"qwen-coder", /* a text is one whatever it looks like, to its last line break */
+     "<tool_call><function=add><parameter=text>\n\n7 \"</a>\" \\ <\x01\t</parameter </parameter>"
+     "</function></tool_call>",
+     "||add({\"text\": \"\\n7 \\\"</a>\\\" \\\\ <\\u0001\\u0009</parameter \"})"},
+    {"qwen-coder", "<tool_call><function=add><parameter=text>7</parameter></function></tool_call>",
+     "||add({\"text\": \"7\"})"},
+    {"qwen-coder",
+     "<tool_call><function=add><parameter=a>{\"x\": [1]}</parameter><parameter=b>true</parameter>"
+     "<parameter=c>1 2</parameter><parameter=\"d>\n</parameter></function></tool_call>",
+     "||add({\"a\": {\"x\": [1]}, \"b\": true, \"c\": \"1 2\", \"\\\"d\": \"\"})"},
+    {"qwen-coder", "<tool_call><function=add></tool_call>", "||add({})"},
+    {"qwen-coder", "<tool_call><function=add><parameter=a>1</parameter></tool_call> on",
+     "|on|add({\"a\": 1})"},
+    {"qwen-coder", "<tool_call><function=add><parameter=text>Par", "||add({\"text\": \"Par)~"},
+    {"qwen-coder", "<tool_call><function=ad", "|<tool_call><function=ad|"},
+    {"qwen-coder", "<tool_call><function=a b>", "|<tool_call><function=a b>|"},
+    {"qwen-coder", "<tool_call>{\"name\": \"add\", \"arguments\": {}}</tool_call>", "||add({})"},
+    {"qwen-coder", "<function=add><parameter=a>1</parameter></function>", "||add({\"a\": 1})",
+     .calling = true},
+    {"glm",
+     "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n"
+     "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>add</tool_call>",
+     "||get_weather({\"city\": \"Paris\", \"days\": 3})add({})"},
+    {"glm", "Write <tool_call> first, then", "|Write <tool_call> first, then|"},
+    {"glm", "<tool_call>add\n<arg_key>a</arg_key> 1", "|a</arg_key> 1|add({})"},
     /* the prompt opened it */
     {"hermes", "{\"name\": \"add\", \"arguments\": {}}\n</tool_call>", "||add({})",
      .calling = true},
@@ -190,12 +245,18 @@ TEST(any_mixture_grows_and_does_not_depend_on_cuts)
                                         "all",
                                         ";",
                                         "{\"name\":\"add\",",
-                                        "\"arguments\":{"};
-    static const char *const syntax[] = {"hermes", "mistral-args", "functionary", "llama3"};
+                                        "\"arguments\":{",
+                                        "<function=add>",
+                                        "<parameter=text>",
+                                        "<parameter=a>",
+                                        "</parameter>",
+                                        "</function>"};
+    static const char *const syntax[] = {"hermes", "mistral-args", "functionary", "llama3",
+                                         "qwen-coder"};
     uint64_t seed = 11;
 
     for (unsigned round = 0; round < 20000; round++) {
-        const struct sample s = {.syntax = syntax[round % 4],
+        const struct sample s = {.syntax = syntax[round % 5],
                                  .thinking = test_rand(&seed) % 8 == 0,
                                  .max_calls = test_rand(&seed) % 3};
         struct buf text = BUF_INIT;
@@ -279,6 +340,13 @@ TEST(templates_show_their_syntax)
         ASSERT_STREQ(s ? s->name : "none", want[i].syntax ? want[i].syntax : "none");
         ASSERT_EQ(ans_thoughts_of(source) != NULL, want[i].thinks);
     }
+    static const char *const says[][2] = {
+        {"deepseek", "'" DS("calls▁begin") DS("call▁begin") "function" DS("sep") "' + '```json'"},
+        {"deepseek-3.1", "'" DS("calls▁begin") DS("call▁begin") "' + name + '" DS("sep") "'"},
+        {"qwen-coder", "<tool_call>\n<function=example>\n<parameter=example>"},
+        {"glm", "<tool_call>{name}\n<arg_key>{key}</arg_key>\n<arg_value>"}};
+    for (size_t i = 0; i < sizeof says / sizeof *says; i++)
+        ASSERT_STREQ(ans_syntax_of(says[i][1])->name, says[i][0]);
     ASSERT_TRUE(ans_syntax_named("none") == NULL);
     ASSERT_STREQ(ans_syntax_generic()->open, "<tool_call>");
 }
@@ -295,14 +363,15 @@ TEST(control_tokens_of_a_syntax_are_known)
 
 TEST(memory_that_ends_is_told)
 {
-    for (unsigned n = 1; n < 40; n++) {
-        const struct sample s = {.syntax = "hermes"};
-        static const char text[] =
-            "<think>a</think>b <tool_call>{\"name\":\"add\",\"arguments\":{}}";
+    for (unsigned n = 0; n < 80; n++) {
+        const struct sample s = {.syntax = n % 2 ? "hermes" : "qwen-coder"};
+        static const char *const text[] = {
+            "<think>a</think>b <tool_call>{\"name\":\"add\",\"arguments\":{}}",
+            "<tool_call><function=add><parameter=text>a\"</parameter><parameter=b>[1]</parameter>"};
         struct ans a;
         start(&a, &s);
-        mem_fail_nth(n);
-        (void)ans_push(&a, text, sizeof text - 1);
+        mem_fail_nth(1 + n / 2);
+        (void)ans_push(&a, text[n % 2 == 0], strlen(text[n % 2 == 0]));
         const int rc = ans_end(&a);
         ASSERT_EQ(rc < 0, mem_fail_fired());
         mem_fail_nth(0);

@@ -295,7 +295,10 @@ static void form_open(struct kit *k, struct tok *t, const struct ans_syntax *syn
     buf_addf(&body,
              "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"tool_choice\":%s,\"tools\":[{"
              "\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"properties\":{"
-             "\"n\":{\"enum\":[7]}},\"required\":[\"n\"]}}}],\"guided_json\":{\"properties\":{"
+             "\"n\":{\"$ref\":\"#/$defs/"
+             "n\"},\"t\":{\"type\":\"string\"},\"e\":{\"enum\":[\"a\",\"b\"]}},"
+             "\"required\":[\"n\"],\"$defs\":{\"n\":{\"enum\":[7]}}}}}],\"guided_json\":{"
+             "\"properties\":{"
              "\"ok\":{\"type\":\"boolean\"}},\"required\":[\"ok\"]}}",
              choice);
     ASSERT_OK(api_parse(buf_cstr(&body), body.len, true,
@@ -342,15 +345,17 @@ TEST(a_free_answer_is_calls_or_has_the_form)
 {
     static const struct ans_syntax control = {
         .name = "control", .args = "arguments", .open = "<|im_start|>"};
-    const struct ans_syntax *const syntax[] = {ans_syntax_named("hermes"), &control,
+    static const struct ans_syntax around = {
+        .name = "around", .args = "arguments", .open = "!", .around = {"<|im_start|>"}};
+    const struct ans_syntax *const syntax[] = {ans_syntax_named("hermes"), &around, &control,
                                                ans_syntax_named("llama3")};
     struct tok *t = open_tok();
     struct kit k;
 
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         char call[80];
         (void)snprintf(call, sizeof call, "{\"name\": \"f\", \"%s\": {\"n\":7}}", syntax[i]->args);
-        const bool opens = i < 2, spelt = i == 0;
+        const bool opens = i < 3, spelt = i < 2;
         form_open(&k, t, syntax[i], "\"auto\"");
         ASSERT_EQ(write_text(&k, "{\"ok\":true}"), 1);
         ASSERT_STREQ(buf_cstr(&k.c.said.content), "{\"ok\":true}");
@@ -362,11 +367,13 @@ TEST(a_free_answer_is_calls_or_has_the_form)
         form_close(&k);
 
         form_open(&k, t, syntax[i], "\"auto\"");
-        if (spelt) ASSERT_EQ(write_text(&k, "<tool_call>"), 0);
-        if (opens && !spelt) ASSERT_EQ(write_token(&k, 1), 0);
+        if (i == 1 || i == 2) ASSERT_EQ(write_token(&k, 1), 0);
+        if (spelt) ASSERT_EQ(write_text(&k, syntax[i]->open), 0);
         ASSERT_EQ(write_text(&k, call), spelt ? 0 : 1);
         if (spelt) {
-            ASSERT_EQ(write_text(&k, "</tool_call>\n<tool_call>"), 0); /* and another one */
+            if (syntax[i]->close) ASSERT_EQ(write_text(&k, syntax[i]->close), 0);
+            ASSERT_EQ(write_text(&k, "\n"), 0); /* and another one */
+            ASSERT_EQ(write_text(&k, syntax[i]->open), 0);
             ASSERT_EQ(write_text(&k, "{\"ok"), -1);
         }
         ASSERT_EQ(k.c.said.n_call, 1);
@@ -381,6 +388,43 @@ TEST(a_free_answer_is_calls_or_has_the_form)
 
         form_open(&k, t, syntax[i], "\"required\"");
         ASSERT_EQ(write_text(&k, "{\"ok"), -1);
+        form_close(&k);
+    }
+    tok_close(t);
+}
+
+TEST(arguments_between_tags_have_their_schemas)
+{
+    static const struct {
+        const char *syntax, *text, *args; /* args NULL: its last byte may not come */
+    } sample[] = {
+        {"qwen-coder", "\n<function=f>\n<parameter=n>\n7\n</parameter>\n</function>\n</tool_call>",
+         "{\"n\": 7}"},
+        {"qwen-coder",
+         "<function=f>\n<parameter=n>\n7\n</parameter>\n<parameter=t>\n8 </p> "
+         "<</parameter</parameter>\n"
+         "<parameter=e>b</parameter></function></tool_call>",
+         "{\"n\": 7, \"t\": \"8 </p> <</parameter\", \"e\": \"b\"}"},
+        {"qwen-coder", "<function=g", NULL},
+        {"qwen-coder", "<function=f><parameter=t", NULL}, /* n first: it is required */
+        {"qwen-coder", "<function=f><parameter=n>8", NULL},
+        {"qwen-coder", "<function=f><parameter=n>7</parameter><parameter=e>c", NULL},
+        {"glm", "f\n<arg_key>n</arg_key>\n<arg_value>7</arg_value>\n</tool_call>", "{\"n\": 7}"},
+        {"glm", "f\n</", NULL},
+    };
+    struct tok *t = open_tok();
+    struct kit k;
+
+    for (size_t i = 0; i < sizeof sample / sizeof *sample; i++) {
+        form_open(&k, t, ans_syntax_named(sample[i].syntax), "\"required\"");
+        ASSERT_EQ(write_text(&k, sample[i].text), sample[i].args ? 0 : -1);
+        if (sample[i].args) {
+            ASSERT_EQ(k.c.said.n_call, 1);
+            ASSERT_STREQ(buf_cstr(&k.c.said.call[0].args), sample[i].args);
+            json_t *args = json_loads(sample[i].args, 0, NULL);
+            ASSERT_TRUE(args != NULL);
+            json_decref(args);
+        }
         form_close(&k);
     }
     tok_close(t);
