@@ -369,8 +369,8 @@ static int explain(struct wk_task *t, const struct wk_prepare *q, const struct w
     if (!d) return -ENOMEM;
     buf_addc(&t->out, '{');
     put_cuts(w, p, &t->out, d);
-    for (size_t i = 0; i < p->n_block && store_probe(w->store, &p->block[i]); i++)
-        d->in.n_prefix += WK_BLOCK_TOKENS;
+    for (size_t i = 0; i < p->n_block && store_probe(w->store, &p->block[i].key); i++)
+        d->in.n_prefix += p->block[i].n;
     wk_decide(w, m, NULL, d);
     for (size_t i = 0; i < p->n_cut; i++)
         if (d->reuse[i]) hit += p->cut[i].n;

@@ -81,9 +81,9 @@ void gen_hits(const struct gen *g, struct gen_hits *ret)
     *ret = (struct gen_hits){0};
     for (size_t i = 0; i < g->n_prompt; i++) {
         const struct gen_prompt *p = &g->prompt[i];
-        size_t n_block = p->report.n_prefix / WK_BLOCK_TOKENS;
-        for (size_t k = 0; p->started && k < p->p.n_block && k < n_block; k++)
-            add_hit(ret, &p->p.block_lookup[k], WK_BLOCK_TOKENS);
+        for (size_t k = 0; p->started && k < p->p.n_block; k++)
+            if (p->p.block[k].tok0 < p->report.n_prefix)
+                add_hit(ret, &p->p.block[k].lookup, p->p.block[k].n);
         for (size_t k = 0; p->started && k < p->p.n_cut; k++)
             if (p->p.cut[k].source == WK_STORED) add_hit(ret, &p->p.cut[k].lookup, p->p.cut[k].n);
     }
@@ -159,8 +159,8 @@ static void put_record(struct buf *b, const char *kind, const struct tier_key *k
 static void put_records(struct buf *b, const struct gen *g, const struct wk_prompt *p)
 {
     for (size_t i = 0; i < p->n_block; i++)
-        put_record(b, "prefix", &p->block[i], WK_BLOCK_TOKENS,
-                   rec_bytes(&g->t.w->ident, WK_BLOCK_TOKENS), &p->block_lookup[i]);
+        put_record(b, "prefix", &p->block[i].key, p->block[i].n,
+                   rec_bytes(&g->t.w->ident, p->block[i].n), &p->block[i].lookup);
     for (size_t i = 0; i < p->n_cut; i++)
         put_record(b, "chunk", &p->cut[i].key, p->cut[i].n, rec_bytes(&g->t.w->ident, p->cut[i].n),
                    &p->cut[i].lookup);

@@ -289,7 +289,18 @@ static int make_cuts(struct preparing *x)
     return 0;
 }
 
-/* Chained keys of whole blocks: of the preamble, or of everything but the last token when the
+void wk_block_add(struct wk_prompt *p, const struct tier_ident *id, const char *ns, uint32_t end)
+{
+    const struct wk_block *before = p->n_block ? &p->block[p->n_block - 1] : NULL;
+    const uint32_t tok0 = before ? before->tok0 + before->n : 0, n = end - tok0;
+
+    p->block[p->n_block++] = (struct wk_block){
+        .tok0 = tok0,
+        .n = n,
+        .key = tier_key_prefix(id, ns, before ? &before->key : NULL, p->tok + tok0, n)};
+}
+
+/* Whole blocks: of the preamble, or of everything but the last token when the
  * request reuses exact prefixes only. */
 static int make_blocks(struct preparing *x)
 {
@@ -298,13 +309,10 @@ static int make_blocks(struct preparing *x)
 
     if (p->n_cut > 0 && x->m->strategy != POL_PREFIX && p->cut[0].tok0 < until)
         until = p->cut[0].tok0;
-    p->n_block = until / WK_BLOCK_TOKENS;
-    p->block = mem_alloc((p->n_block + 1) * sizeof *p->block);
-    p->block_lookup = mem_zalloc((p->n_block + 1) * sizeof *p->block_lookup);
-    if (!p->block || !p->block_lookup) return -ENOMEM;
-    for (size_t i = 0; i < p->n_block; i++)
-        p->block[i] = tier_key_prefix(&x->q->w->ident, x->m->ns, i ? &p->block[i - 1] : NULL,
-                                      p->tok + i * WK_BLOCK_TOKENS, WK_BLOCK_TOKENS);
+    p->block = mem_zalloc((until / WK_BLOCK_TOKENS + 1) * sizeof *p->block);
+    if (!p->block) return -ENOMEM;
+    for (uint32_t end = WK_BLOCK_TOKENS; end <= until; end += WK_BLOCK_TOKENS)
+        wk_block_add(p, &x->q->w->ident, x->m->ns, end);
     return 0;
 }
 
@@ -491,7 +499,6 @@ void wk_prompt_fini(struct wk_prompt *p)
     arena_fini(&p->names);
     mem_free(p->cut);
     mem_free(p->block);
-    mem_free(p->block_lookup);
     mem_free(p->own_ids);
     tok_ids_fini(&p->ids);
     chat_out_fini(&p->chat);

@@ -80,8 +80,8 @@ void wk_lookups_drop(struct worker *w, struct wk_prompt *p)
     /* The tail first, so that a prefix outlives what hangs on it. */
     for (size_t i = p->n_cut; i-- > 0;)
         wk_lookup_drop(w, &p->cut[i].lookup);
-    for (size_t i = p->n_block; p->block_lookup && i-- > 0;)
-        wk_lookup_drop(w, &p->block_lookup[i]);
+    for (size_t i = p->n_block; i-- > 0;)
+        wk_lookup_drop(w, &p->block[i].lookup);
 }
 
 /* ---- asking ---- */

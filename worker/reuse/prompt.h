@@ -15,7 +15,7 @@ enum {
     WK_CHUNK_TOKENS_MIN =
         16,                  /* shorter ones are glue: the record's overhead would exceed its use */
     WK_PART_TOKENS_MIN = 32, /* content parts: a short one is a question or a label */
-    WK_BLOCK_TOKENS = 64,    /* exact prefix records; KN_PAGE, so that loads are whole pages */
+    WK_BLOCK_TOKENS = 64,    /* exact prefix records of chats; KN_PAGE: loads are whole pages */
 };
 struct ctl_decision;
 struct worker;
@@ -27,6 +27,11 @@ struct wk_lookup {         /* of one record; in this order: asked, settled, foun
     enum store_miss why;
     const char *tier; /* where it was found; NULL: nowhere */
     int status;       /* <0: it was found, but its KV could not be read */
+};
+struct wk_block { /* of an exact prefix: its record is KV behind all that stands before it */
+    uint32_t tok0, n;
+    struct tier_key key; /* chained to the one before */
+    struct wk_lookup lookup;
 };
 struct wk_cut { /* a chunk of a prompt */
     uint32_t tok0, n;
@@ -47,8 +52,7 @@ struct wk_prompt { /* wk_prompt_fini() */
     uint32_t n_tok;
     struct wk_cut *cut;
     size_t n_cut;
-    struct tier_key *block; /* chained keys of the exact prefix blocks */
-    struct wk_lookup *block_lookup;
+    struct wk_block *block; /* end to end from the first token on */
     size_t n_block;
     uint64_t warm_bytes;           /* of the worker's, for this prompt */
     struct worker *held_by;        /* NULL: no lookup was made early */
@@ -63,5 +67,7 @@ struct wk_prompt { /* wk_prompt_fini() */
     bool thinking, calling; /* the prompt's end has opened a thought, or a call */
 };
 void wk_prompt_fini(struct wk_prompt *p);
+/* The next block, up to token `end`; p->block has room for it. */
+void wk_block_add(struct wk_prompt *p, const struct tier_ident *id, const char *ns, uint32_t end);
 
 #endif

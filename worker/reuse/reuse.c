@@ -48,6 +48,7 @@ struct reuse { /* of one prompt */
     size_t n_range;
     struct fus_capture *capture;
     size_t n_capture;
+    uint32_t n_captured; /* tokens */
     uint64_t late_ns;
 };
 
@@ -73,7 +74,7 @@ static struct wk_wanted record_at(const struct reuse *q, const struct tier_key *
 
 static struct wk_wanted block_at(const struct reuse *q, size_t i)
 {
-    return record_at(q, &q->p->block[i], (uint32_t)i * WK_BLOCK_TOKENS, WK_BLOCK_TOKENS);
+    return record_at(q, &q->p->block[i].key, q->p->block[i].tok0, q->p->block[i].n);
 }
 
 static struct wk_wanted chunk_at(const struct reuse *q, size_t i)
@@ -122,19 +123,19 @@ void wk_lookup_prompt(struct worker *w, struct wk_prompt *p, const struct api_se
     p->held_by = w;
     q.cap_bytes = wk_hold_cap(w);
     for (; n_asked < p->n_block && n_asked < ASK_WINDOW && chain; n_asked++)
-        chain = ask_early(&q, block_at(&q, n_asked), &p->block_lookup[n_asked]);
+        chain = ask_early(&q, block_at(&q, n_asked), &p->block[n_asked].lookup);
     for (i = 0; i < p->n_cut && m->strategy != POL_PREFIX && w->blend_ok; i++)
         (void)ask_early(&q, chunk_at(&q, i), &p->cut[i].lookup);
     double wait_ms = q.worth_ms / 4 > SETTLE_MS_MIN ? q.worth_ms / 4 : SETTLE_MS_MIN;
     uint64_t until_ns = clock_ns() + (uint64_t)(wait_ms * 1e6);
     for (i = 0; i < n_asked; i++) {
-        if (!wk_lookup_settle(w, &p->block_lookup[i], atomic_load(gone) ? 1 : until_ns)) break;
+        if (!wk_lookup_settle(w, &p->block[i].lookup, atomic_load(gone) ? 1 : until_ns)) break;
         if (n_asked == p->n_block || !chain) continue;
-        chain = ask_early(&q, block_at(&q, n_asked), &p->block_lookup[n_asked]);
+        chain = ask_early(&q, block_at(&q, n_asked), &p->block[n_asked].lookup);
         n_asked++;
     }
     while (n_asked-- > i + 1) /* behind the first miss */
-        wk_lookup_drop(w, &p->block_lookup[n_asked]);
+        wk_lookup_drop(w, &p->block[n_asked].lookup);
     for (i = 0; i < p->n_cut; i++)
         (void)wk_lookup_settle(w, &p->cut[i].lookup, atomic_load(gone) ? 1 : until_ns);
 }
@@ -162,13 +163,13 @@ static int find_prefix(struct reuse *q)
 
     for (size_t i = 0; i < q->p->n_block; i++) {
         uint64_t bytes;
-        int rc = find_record(q, block_at(q, i), &q->p->block_lookup[i], &q->block[i]);
+        int rc = find_record(q, block_at(q, i), &q->p->block[i].lookup, &q->block[i]);
         if (rc <= 0) return rc;
         q->n_block++;
         int tier = comes_from(q, q->block[i], &bytes);
         if (tier > d->in.prefix_tier) d->in.prefix_tier = tier; /* the slowest decides */
         d->in.prefix_bytes += bytes;
-        d->in.n_prefix += WK_BLOCK_TOKENS;
+        d->in.n_prefix += q->p->block[i].n;
     }
     return 0;
 }
@@ -240,11 +241,11 @@ static int make_source(struct store_pin **pin, int *ret_status, struct fus_range
 static int load_prefix(struct reuse *q)
 {
     if (q->d->out.strategy != POL_FULL) q->n_prefix = q->d->in.n_prefix;
-    for (size_t i = 0; i < q->n_prefix / WK_BLOCK_TOKENS; i++) {
+    for (size_t i = 0; i < q->p->n_block && q->p->block[i].tok0 < q->n_prefix; i++) {
+        struct wk_block *b = &q->p->block[i];
         struct fus_range *r = &q->range[q->n_range];
-        *r = (struct fus_range){
-            .tok0 = (uint32_t)i * WK_BLOCK_TOKENS, .n = WK_BLOCK_TOKENS, .exact = true};
-        int rc = make_source(&q->block[i], &q->p->block_lookup[i].status, r);
+        *r = (struct fus_range){.tok0 = b->tok0, .n = b->n, .exact = true};
+        int rc = make_source(&q->block[i], &b->lookup.status, r);
         if (rc < 0) return rc;
         q->n_range++;
     }
@@ -292,19 +293,19 @@ static int load_chunks(struct reuse *q)
 /* The blocks that this request computes exactly go to the store. */
 static void claim_blocks(struct reuse *q)
 {
-    for (size_t i = q->d->in.n_prefix / WK_BLOCK_TOKENS; i < q->p->n_block; i++) {
-        uint32_t tok0 = (uint32_t)i * WK_BLOCK_TOKENS;
+    for (size_t i = 0; i < q->p->n_block; i++) {
+        const struct wk_block *b = &q->p->block[i];
         struct fus_capture *c = &q->capture[q->n_capture];
         struct store_writer *writer;
-        int rc = store_claim(q->w->store,
-                             &(struct store_new){TIER_PREFIX, q->p->block[i], q->m->ns,
-                                                 q->p->tok + tok0, WK_BLOCK_TOKENS},
-                             &writer);
+        if (b->tok0 < q->d->in.n_prefix) continue;
+        const struct store_new new = {TIER_PREFIX, b->key, q->m->ns, q->p->tok + b->tok0, b->n};
+        int rc = store_claim(q->w->store, &new, &writer);
         if (rc == -ENOSPC || rc == -ENOMEM) return; /* a full store fails no request */
         if (rc <= 0) continue;
-        *c = (struct fus_capture){.tok0 = tok0, .n = WK_BLOCK_TOKENS};
-        if (rec_sink_make(writer, &q->w->ident, WK_BLOCK_TOKENS, NULL, &c->sink) < 0) return;
+        *c = (struct fus_capture){.tok0 = b->tok0, .n = b->n};
+        if (rec_sink_make(writer, &q->w->ident, b->n, NULL, &c->sink) < 0) return;
         q->n_capture++;
+        q->n_captured += b->n;
     }
 }
 
@@ -385,7 +386,7 @@ int wk_plan(struct worker *w, struct wk_prompt *p, const struct api_settings *m,
         return rc;
     }
     *ret_arrays = mem;
-    *ret_captured = (uint32_t)(q.n_capture * WK_BLOCK_TOKENS);
+    *ret_captured = q.n_captured;
     return 0;
 }
 

@@ -39,18 +39,15 @@ static void prompt_make(struct kit *k)
     p->tok = k->tok;
     p->n_tok = N_TOK;
     p->n_cut = N_CUT;
-    p->n_block = N_BLOCK;
     p->cut = mem_zalloc(N_CUT * sizeof *p->cut);
     p->block = mem_zalloc(N_BLOCK * sizeof *p->block);
-    p->block_lookup = mem_zalloc(N_BLOCK * sizeof *p->block_lookup);
-    ASSERT_TRUE(p->cut && p->block && p->block_lookup);
+    ASSERT_TRUE(p->cut && p->block);
     for (uint32_t i = 0; i < N_CUT; i++) {
         p->cut[i] = (struct wk_cut){.tok0 = 200 + CUT * i, .n = CUT, .detector = "parts"};
         p->cut[i].key = tier_key_chunk(&k->w.ident, "", k->tok + p->cut[i].tok0, CUT);
     }
-    for (size_t i = 0; i < N_BLOCK; i++)
-        p->block[i] =
-            tier_key_prefix(&k->w.ident, "", i ? &p->block[i - 1] : NULL, k->tok + 64 * i, 64);
+    for (uint32_t i = 1; i <= N_BLOCK; i++)
+        wk_block_add(p, &k->w.ident, "", 64 * i);
 }
 
 static void kit_open(struct kit *k)
@@ -109,7 +106,7 @@ static void put(struct kit *k, enum tier_kind kind, const struct tier_key *key, 
 static void put_all(struct kit *k)
 {
     for (uint32_t i = 0; i < N_BLOCK; i++)
-        put(k, TIER_PREFIX, &k->p.block[i], 64 * i, 64);
+        put(k, TIER_PREFIX, &k->p.block[i].key, 64 * i, 64);
     for (uint32_t i = 0; i < N_CUT; i++)
         put(k, TIER_CHUNK, &k->p.cut[i].key, k->p.cut[i].tok0, CUT);
 }
@@ -165,7 +162,7 @@ TEST(what_a_file_has_is_asked_for_early)
     leave_ram(&k);
     wk_lookup_prompt(&k.w, &k.p, &k.m, &k.gone);
     for (size_t i = 0; i < N_BLOCK; i++)
-        ASSERT_TRUE(k.p.block_lookup[i].pin);
+        ASSERT_TRUE(k.p.block[i].lookup.pin);
     for (size_t i = 0; i < N_CUT; i++)
         ASSERT_TRUE(k.p.cut[i].lookup.pin);
     ASSERT_EQ(atomic_load(&k.w.reuse.held_bytes),
@@ -176,7 +173,7 @@ TEST(what_a_file_has_is_asked_for_early)
         ASSERT_STREQ(k.p.cut[i].lookup.tier, "nvme");
     }
     for (uint32_t i = 0; i < N_BLOCK; i++)
-        wait_in_ram(&k, &k.p.block[i]);
+        wait_in_ram(&k, &k.p.block[i].key);
     for (uint32_t i = 0; i < N_CUT; i++)
         wait_in_ram(&k, &k.p.cut[i].key);
     ASSERT_EQ(plan(&k), N_BLOCK + N_CUT); /* and again, now from RAM, without asking early */
@@ -245,11 +242,11 @@ TEST(a_chain_ends_at_its_first_miss)
 {
     struct kit k;
     kit_open(&k);
-    put(&k, TIER_PREFIX, &k.p.block[0], 0, 64);
-    put(&k, TIER_PREFIX, &k.p.block[2], 128, 64);
+    put(&k, TIER_PREFIX, &k.p.block[0].key, 0, 64);
+    put(&k, TIER_PREFIX, &k.p.block[2].key, 128, 64);
     leave_ram(&k);
     wk_lookup_prompt(&k.w, &k.p, &k.m, &k.gone);
-    ASSERT_TRUE(k.p.block_lookup[0].pin && !k.p.block_lookup[1].pin && !k.p.block_lookup[2].pin);
+    ASSERT_TRUE(k.p.block[0].lookup.pin && !k.p.block[1].lookup.pin && !k.p.block[2].lookup.pin);
     ASSERT_EQ(atomic_load(&k.w.reuse.held_bytes), rec_bytes(&k.w.ident, 64));
     ASSERT_EQ(plan(&k), 1);
     ASSERT_EQ(k.p.cut[0].lookup.why, STORE_MISS_NEVER);
@@ -264,10 +261,10 @@ TEST(modes_ask_for_what_they_use)
     leave_ram(&k);
     k.m.strategy = POL_FULL;
     wk_lookup_prompt(&k.w, &k.p, &k.m, &k.gone);
-    ASSERT_TRUE(!k.p.block_lookup[0].asked && !k.p.cut[0].lookup.asked);
+    ASSERT_TRUE(!k.p.block[0].lookup.asked && !k.p.cut[0].lookup.asked);
     k.m.strategy = POL_PREFIX;
     wk_lookup_prompt(&k.w, &k.p, &k.m, &k.gone);
-    ASSERT_TRUE(k.p.block_lookup[N_BLOCK - 1].pin && !k.p.cut[0].lookup.asked);
+    ASSERT_TRUE(k.p.block[N_BLOCK - 1].lookup.pin && !k.p.cut[0].lookup.asked);
     ASSERT_EQ(plan(&k), N_BLOCK);
     kit_close(&k);
 }

@@ -470,14 +470,15 @@ TEST(blocks_are_chained)
     kit_open(&k, "llama3", NULL);
     must(&k, body);
     ASSERT_EQ(k.p.n_block, BLOCKS);
-    memcpy(key, k.p.block, sizeof key);
+    for (uint32_t i = 0; i < BLOCKS; i++)
+        key[i] = k.p.block[i].key;
     mem_free(body);
     for (uint32_t other = 0; other < TOKENS - 1; other += 37) {
         body = ids_body(TOKENS, other, "");
         must(&k, body);
         ASSERT_EQ(k.p.n_block, BLOCKS);
         for (uint32_t i = 0; i < BLOCKS; i++)
-            ASSERT_EQ(tier_key_same(&key[i], &k.p.block[i]), i < other / WK_BLOCK_TOKENS);
+            ASSERT_EQ(tier_key_same(&key[i], &k.p.block[i].key), i < other / WK_BLOCK_TOKENS);
         mem_free(body);
     }
     kit_close(&k);
@@ -545,7 +546,7 @@ TEST(keys_and_text_ids_belong_to_a_namespace)
         ASSERT_STREQ(k.r.kv.ns, t[i].ns);
         ASSERT_TRUE(k.p.n_cut == 1 && k.p.n_block > 0);
         cut[i] = k.p.cut[0];
-        block[i] = k.p.block[0];
+        block[i] = k.p.block[0].key;
         for (size_t o = 0; o < i; o++) {
             ASSERT_TRUE(!tier_key_same(&cut[i].key, &cut[o].key));
             ASSERT_TRUE(!tier_key_same(&block[i], &block[o]));
@@ -657,7 +658,7 @@ TEST(keys_belong_to_a_sink)
     for (size_t i = 0; i < 3; i++) {
         k.w.ident.sink_token = sinks[i];
         must(&k, body);
-        block[i] = k.p.block[0];
+        block[i] = k.p.block[0].key;
         must(&k, prompt);
         ASSERT_EQ(k.p.n_cut, 1);
         chunk[i] = k.p.cut[0].key;

@@ -332,17 +332,14 @@ static void prompt_make(struct kit *k, struct wk_prompt *p, int32_t *tok, bool w
     p->n_tok = 200;
     p->n_cut = 2;
     p->cut = mem_zalloc(2 * sizeof *p->cut);
-    p->n_block = whole ? 3 : 1;
     p->block = mem_zalloc(3 * sizeof *p->block);
-    p->block_lookup = mem_zalloc(3 * sizeof *p->block_lookup);
-    ASSERT_TRUE(p->cut && p->block && p->block_lookup);
+    ASSERT_TRUE(p->cut && p->block);
     for (uint32_t i = 0; i < 2; i++) {
         p->cut[i] = (struct wk_cut){.tok0 = 70 + 50 * i, .n = 50, .detector = "parts"};
         p->cut[i].key = tier_key_chunk(&k->w.ident, "", tok + p->cut[i].tok0, 50);
     }
-    for (size_t i = 0; i < p->n_block; i++)
-        p->block[i] =
-            tier_key_prefix(&k->w.ident, "", i ? &p->block[i - 1] : NULL, tok + 64 * i, 64);
+    for (uint32_t i = 1; i <= (whole ? 3u : 1u); i++)
+        wk_block_add(p, &k->w.ident, "", 64 * i);
 }
 
 static void plan_end(struct fus_plan *f, void *arrays, int status)
@@ -403,7 +400,7 @@ TEST(hits_and_misses_of_a_warm_plan)
 
     kit_open(&k, KN_F16);
     prompt_make(&k, &p, tok, false);
-    build(&k, TIER_PREFIX, &p.block[0], tok, 64, ROW, 0);
+    build(&k, TIER_PREFIX, &p.block[0].key, tok, 64, ROW, 0);
     build(&k, TIER_CHUNK, &p.cut[1].key, tok + 120, 50, ROW, 0);
     for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
         struct api_settings m = {.ns = "", .strategy = t[i].mode, .ratio = 0.25, .store = true};
@@ -441,8 +438,8 @@ TEST(prefix_mode_reuses_the_whole_chain)
 
     kit_open(&k, KN_F32);
     prompt_make(&k, &p, tok, true);
-    build(&k, TIER_PREFIX, &p.block[0], tok, 64, ROW, 0);
-    build(&k, TIER_PREFIX, &p.block[1], tok + 64, 64, ROW, 0);
+    build(&k, TIER_PREFIX, &p.block[0].key, tok, 64, ROW, 0);
+    build(&k, TIER_PREFIX, &p.block[1].key, tok + 64, 64, ROW, 0);
     ASSERT_OK(wk_plan(&k.w, &p, &m, &f, &arrays, &captured));
     ASSERT_EQ(f.strategy, POL_PREFIX);
     ASSERT_EQ(f.n_range, 2);
@@ -450,6 +447,38 @@ TEST(prefix_mode_reuses_the_whole_chain)
     ASSERT_EQ(f.capture[0].tok0, 128);
     ASSERT_EQ(p.cut[0].source, WK_PREFIX);
     ASSERT_EQ(p.cut[1].source, WK_COMPUTED);
+    plan_end(&f, arrays, -ECANCELED);
+    wk_prompt_fini(&p);
+    kit_close(&k);
+}
+
+/* Blocks of whatever lengths stand end to end; what is not here is taken out of the prefill. */
+TEST(blocks_have_lengths_of_their_own)
+{
+    static const uint32_t ends[] = {45, 150, 170};
+    struct kit k;
+    struct wk_prompt p = {.n_tok = 200};
+    struct api_settings m = {.ns = "", .strategy = POL_PREFIX, .store = true};
+    struct fus_plan f = {0};
+    int32_t tok[200];
+    uint32_t captured;
+    void *arrays;
+
+    kit_open(&k, KN_F32);
+    tokens(tok, 200, 1000);
+    p.tok = tok;
+    p.block = mem_zalloc(3 * sizeof *p.block);
+    ASSERT_TRUE(p.block != NULL);
+    for (size_t i = 0; i < 3; i++)
+        wk_block_add(&p, &k.w.ident, "", ends[i]);
+    build(&k, TIER_PREFIX, &p.block[0].key, tok, 45, ROW, 0);
+    ASSERT_OK(wk_plan(&k.w, &p, &m, &f, &arrays, &captured));
+    ASSERT_TRUE(f.n_range == 1 && f.range[0].exact);
+    ASSERT_TRUE(f.range[0].tok0 == 0 && f.range[0].n == 45);
+    ASSERT_EQ(f.n_capture, 2);
+    ASSERT_TRUE(f.capture[0].tok0 == 45 && f.capture[0].n == 105);
+    ASSERT_TRUE(f.capture[1].tok0 == 150 && f.capture[1].n == 20);
+    ASSERT_EQ(captured, 125);
     plan_end(&f, arrays, -ECANCELED);
     wk_prompt_fini(&p);
     kit_close(&k);
