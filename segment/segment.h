@@ -102,5 +102,7 @@ int seg_parse(const char *s, size_t len, struct seg_list *out);
  * that one tenant's texts say nothing about another's). name_space: as the worker keys its records,
  * NULL = "". Equal bytes in one namespace, equal id; never 0. */
 uint64_t seg_text_id(const char *name_space, const char *text, size_t len);
+/* The same of a document that is ranked: its records are others than those of chats. */
+uint64_t seg_ranked_id(const char *name_space, const char *text, size_t len);
 
 #endif

@@ -56,6 +56,12 @@ uint64_t seg_text_id(const char *name_space, const char *text, size_t len)
     return id ? id : 1;
 }
 
+uint64_t seg_ranked_id(const char *name_space, const char *text, size_t len)
+{
+    uint64_t id = ~seg_text_id(name_space, text, len);
+    return id ? id : 1;
+}
+
 void seg_whys_fini(struct seg_whys *w)
 {
     mem_free(w->why);

@@ -12,6 +12,7 @@
 #include "worker/kvlog.h"
 #include "worker/quality/guard.h"
 #include "worker/request/request.h"
+#include "worker/request/rerank.h"
 #include "worker/reuse/reuse.h"
 #include "worker/worker.h"
 
@@ -112,7 +113,7 @@ static int open_text(struct worker *w, struct err *err)
         log_event(LOG_WARN, "chat_template", "state=refused reason=\"%s\"", ce.msg);
     }
     wk_speech_of(w);
-    return 0;
+    return wk_reranker_open(w, err);
 }
 
 static int open_core(struct worker *w, struct err *err)

@@ -120,6 +120,43 @@ int wk_parse_strategy(const char *text, bool *ret_always, enum pol_strategy *ret
     return pol_strategy_parse(name, ret_strategy) ? 0 : -EINVAL;
 }
 
+/* The next name in braces; len 0: there is none. */
+static const char *next_name(const char *p, size_t *ret_len, int *ret_what)
+{
+    static const char *const names[] = {[WK_PART_DOCUMENT] = "{document}",
+                                        [WK_PART_QUERY] = "{query}",
+                                        [WK_PART_INSTRUCTION] = "{instruction}"};
+
+    for (*ret_len = 0; *p; p++)
+        for (int what = WK_PART_DOCUMENT; *p == '{' && what <= WK_PART_INSTRUCTION; what++) {
+            const size_t n = strlen(names[what]);
+            if (strncmp(p, names[what], n) != 0) continue;
+            *ret_len = n;
+            *ret_what = what;
+            return p;
+        }
+    return p;
+}
+
+int wk_parse_template(const char *text, struct wk_template *ret)
+{
+    unsigned n_of[WK_PART_INSTRUCTION + 1] = {0};
+    int what = WK_PART_TEXT;
+    size_t len;
+
+    *ret = (struct wk_template){0};
+    for (const char *p = text, *name;; p = name + len) {
+        name = next_name(p, &len, &what);
+        if (name > p)
+            ret->part[ret->n++] = (struct wk_template_part){WK_PART_TEXT, p, (size_t)(name - p)};
+        if (len == 0) break;
+        if (n_of[what]++ > 0) return -EINVAL;
+        if (what == WK_PART_DOCUMENT) ret->document_first = n_of[WK_PART_QUERY] == 0;
+        ret->part[ret->n++].what = what;
+    }
+    return n_of[WK_PART_DOCUMENT] && n_of[WK_PART_QUERY] ? 0 : -EINVAL;
+}
+
 int wk_parse_devices(const char *text, struct wk_devices *ret)
 {
     char copy[512], *rest = copy, *number;
@@ -182,6 +219,18 @@ static bool is_kv_pages(const char *text)
     return wk_parse_kv_pages(text, &bytes, &reserve) == 0;
 }
 
+static bool is_template(const char *text)
+{
+    struct wk_template template;
+    return wk_parse_template(text, &template) == 0;
+}
+
+static bool is_two_words(const char *text)
+{
+    const size_t n = strcspn(text, " ");
+    return n > 0 && text[n] && text[n + 1] && !strchr(text + n + 1, ' ');
+}
+
 static bool is_guard(const char *text)
 {
     double share, kl;
@@ -237,6 +286,15 @@ const struct opt_def wk_opts_table[] = {
      "one. auto: where the model is an encoder, or files of sentence-transformers stand beside it; "
      "as they say."},
     {"chat-template", OPT_STR, NULL, 0, 0, NULL, "Chat format by name instead of the file's."},
+    {"rerank-order", OPT_ENUM, "auto", 0, 0, "auto|document_first|query_first",
+     "Of a prompt that asks whether a document answers a query. document_first: a document's KV "
+     "serves every query exactly; auto: as the model was trained, where that is known, else so."},
+    {"rerank-template", OPT_STR, NULL, 0, 0, "…{document}…{query}…",
+     "That prompt, also with {instruction}; it may name control tokens. Default: Qwen3-Reranker's "
+     "own, else a question by the model's chat template.",
+     .check = is_template},
+    {"rerank-answers", OPT_STR, "yes no", 0, 0, "YES NO",
+     "The two words, a token each, whose chances are the score.", .check = is_two_words},
     {"served-model-name", OPT_STR, NULL, 0, 0, NULL,
      "Name in the API; several are split by commas; default: the file's name."},
     {"max-running", OPT_INT, "16", 1, 4096, NULL, "Choices decoded together."},

@@ -36,6 +36,18 @@ struct wk_devices {
     unsigned n, number[WK_DEVICES_MAX]; /* those that are named, each once */
     bool several;                       /* more than one, or "auto" */
 };
+/* "…{document}…{query}…", these two once each in either order, {instruction} once at most. */
+enum { WK_TEMPLATE_PARTS_MAX = 7 };
+struct wk_template {
+    struct wk_template_part {
+        enum { WK_PART_TEXT, WK_PART_DOCUMENT, WK_PART_QUERY, WK_PART_INSTRUCTION } what;
+        const char *text; /* borrowed of the template; WK_PART_TEXT alone has any */
+        size_t len;
+    } part[WK_TEMPLATE_PARTS_MAX];
+    size_t n;
+    bool document_first;
+};
+int wk_parse_template(const char *text, struct wk_template *ret);
 int wk_parse_devices(const char *text, struct wk_devices *ret);
 int wk_parse_kv_pages(const char *text, uint64_t *ret_bytes, uint64_t *ret_reserve); /* 0: auto */
 int wk_parse_guard(const char *text, double *ret_share, double *ret_kl); /* kl 0: by the profile */

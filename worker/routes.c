@@ -7,6 +7,7 @@
 #include "worker/embed/embed.h"
 #include "worker/quality/guard.h"
 #include "worker/request/request.h"
+#include "worker/request/rerank.h"
 #include "worker/worker.h"
 
 #include <string.h>
@@ -126,6 +127,9 @@ static const struct wk_route routes[] = {
     {"/models/", "GET", "models", R_BOTH | R_REST, get_model},
     {"/tokenize", "POST", "tokenize", R_BOTH, .task = wk_tokenize},
     {"/detokenize", "POST", "detokenize", R_BOTH, .task = wk_detokenize},
+    {"/rerank", "POST", "rerank", 0, wk_rank_post},
+    {"/v2/rerank", "POST", "rerank", 0, wk_rank_post},
+    {"/score", "POST", "score", 0, wk_rank_post},
     {"/segments", "POST", "segments", 0, wk_warmups_post},
     {"/segments/", "GET", "segments", R_REST, wk_segment_get},
     {"/segments/", "DELETE", "segments", R_REST, wk_segment_delete},

@@ -13,6 +13,7 @@
 #include "worker/quality/guard.h"
 #include "worker/quality/contexts.h"
 #include "worker/request/request.h"
+#include "worker/request/rerank.h"
 #include "worker/reuse/builds.h"
 #include "worker/reuse/namespaces.h"
 #include "worker/reuse/reuse.h"
@@ -80,6 +81,7 @@ static void on_refuse(void *ctx, int status, const char *why, const struct http_
 static void end_now(struct worker *w)
 {
     wk_gens_abort(w);
+    wk_ranks_abort(w);
     http_loop_stop(w->loop);
 }
 
@@ -288,6 +290,7 @@ void wk_destroy(struct worker *w)
     store_destroy(w->store);
     gpu_close(w->tiers.gpu);
     fus_core_destroy(w->core);
+    wk_reranker_close(w);
     chat_close(w->chat);
     gram_vocab_destroy(w->vocab);
     wk_embedder_close(w); /* the tokenizer may be its own */

@@ -37,6 +37,7 @@ struct wk_embedder;
 struct wk_guard;
 struct wk_kvlog;
 struct wk_namespaces;
+struct wk_reranker;
 
 struct wk_process { /* worker.c; loop */
     struct http_server *server;
@@ -51,7 +52,7 @@ struct wk_process { /* worker.c; loop */
 };
 struct wk_requests { /* request/; loop */
     LIST_HEAD(, wk_task) tasks;
-    unsigned n_gens; /* of them, generations */
+    unsigned n_gens; /* of them, those that the engine computes */
 };
 struct wk_reuse {                /* reuse/; any thread */
     struct wk_decider *decider;  /* NULL: the rules decide */
@@ -87,6 +88,7 @@ struct worker {
     struct chat *chat;        /* NULL: the file has no template; chat routes answer 400 */
     char chat_error[240];
     struct wk_speech speech;
+    struct wk_reranker *reranker;
     struct fus_profile profile;
     char profile_source[4200]; /* its file, or "default" */
     struct fus_core *core;

@@ -147,6 +147,7 @@ enum {
     PASSED = GW_R_OPAQUE | GW_R_UPSTREAM | GW_R_ADMIT,
     COMPUTED = PASSED | GW_R_REPEAT,
     EMBEDDINGS = (COMPUTED & ~GW_R_UPSTREAM) | GW_R_VECTORS, /* own workers give them, too */
+    RANKED = GW_R_OPAQUE | GW_R_ADMIT | GW_R_DETECT | GW_R_RANKS | GW_R_REPEAT,
 };
 
 /* Dialects of chat, to upstreams that say that they speak them. */
@@ -174,6 +175,9 @@ static const struct gw_route public_routes[] = {
     {"/messages/count_tokens", "POST", "/tokenize", NULL, GW_R_JSON | GW_R_REPEAT | GW_R_COUNT,
      NULL, GW_MESSAGES, &spoken_count},
     {"/embeddings", "POST", "/v1/embeddings", NULL, EMBEDDINGS},
+    {"/rerank", "POST", "/v1/rerank", NULL, RANKED},
+    {"/v2/rerank", "POST", "/v1/rerank", NULL, RANKED}, /* as Cohere's client names it */
+    {"/score", "POST", "/v1/score", NULL, RANKED},
     {"/models", "GET", NULL, answer_models, 0},
     {"/models/", "GET", NULL, answer_model, GW_R_REST},
     {"/tokenize", "POST", "/tokenize", NULL, GW_R_JSON | GW_R_REPEAT},
@@ -187,8 +191,6 @@ static const struct gw_route public_routes[] = {
     {"/version", "GET", NULL, answer_version, GW_R_OPEN},
     {"/ping", "GET", NULL, answer_health, GW_R_OPEN},
     /* What upstreams compute; their key opens nothing else to clients. */
-    {"/rerank", "POST", "/v1/rerank", NULL, COMPUTED},
-    {"/score", "POST", "/v1/score", NULL, COMPUTED},
     {"/classify", "POST", "/v1/classify", NULL, COMPUTED},
     {"/pooling", "POST", "/v1/pooling", NULL, COMPUTED},
     {"/moderations", "POST", "/v1/moderations", NULL, COMPUTED},

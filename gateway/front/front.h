@@ -27,6 +27,7 @@ enum {
     GW_R_SPOKEN = 8192,   /* for upstreams whose `paths` hold its target */
     GW_R_COUNT = 16384,   /* counts tokens */
     GW_R_VECTORS = 32768, /* for models that give embeddings */
+    GW_R_RANKS = 65536,   /* documents for a query: their records are not those of chats */
     GW_R_METRICS = 4096,  /* tells of all tenants: on the public address with metrics.public only */
 };
 struct gw_route {

@@ -127,7 +127,7 @@ static void chunks_found(struct gw_req *q)
 /* Does a target that serves the request, or an operator, ask for its chunks? */
 static bool wants_chunks(const struct gw_req *q, unsigned serves)
 {
-    if (!(q->route->props & GW_R_DETECT)) return false;
+    if (!(q->route->props & GW_R_DETECT) || !q->scan.body) return false; /* a form has none */
     if (q->route->props & GW_R_ADMIN) return true;
     return serves & (GW_SERVES_WORKER | GW_SERVES_LMCACHE);
 }
@@ -154,6 +154,7 @@ static void find_chunks(struct gw_req *q)
     const struct http_head *head = &q->http->msg.head;
     s->presets = server->presets;
     s->dry = (q->route->props & GW_R_ADMIN) != 0;
+    s->ranks = (q->route->props & GW_R_RANKS) != 0;
     s->given = http_header_find(head, "x-kvblend-segments");
     s->separator = q->separator = decoded(http_header_find(head, "x-kvblend-separator"));
     if (gw_req_space(q, s->space)) s->learner = server->learner;

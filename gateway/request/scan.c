@@ -29,7 +29,7 @@ enum {
 struct head {
     struct gw_scan *s;
     struct json_val model, stream, max_tokens, max_completion, cache_key, messages, prompt;
-    struct json_val documents, kvblend, salt;
+    struct json_val documents, text_2, kvblend, salt;
     struct gw_field *fields; /* these */
     unsigned n_models;
 };
@@ -179,6 +179,7 @@ void gw_scan_head(struct gw_scan *s)
                                 {"stream", &h.stream},
                                 {"prompt_cache_key", &h.cache_key},
                                 {"documents", &h.documents},
+                                {"text_2", &h.text_2},
                                 {"kvblend", &h.kvblend},
                                 {"cache_salt", &h.salt},
                                 {0}};
@@ -202,6 +203,7 @@ void gw_scan_head(struct gw_scan *s)
     s->is_chat = h.messages.p != NULL;
     s->texts = range_of(&h, s->is_chat ? &h.messages : &h.prompt);
     s->documents = range_of(&h, &h.documents);
+    s->text_2 = range_of(&h, &h.text_2);
     s->salt = range_of(&h, &h.salt);
     if (!s->lone) s->affinity = affinity_of(&h);
 }
@@ -432,12 +434,12 @@ static int on_document(void *ctx, const struct json_val *v)
     int r = document_text(v, &l->text);
     if (r < 0 || l->text.len < CHUNK_BYTES_MIN) return r == -ENOMEM ? r : 0;
     size_t at = (size_t)(v->p - l->s->body);
-    return add_chunk(
-        l, (struct gw_scan_chunk){.msg = GW_SCAN_DOCUMENT,
-                                  .end = (uint32_t)l->text.len,
-                                  .body_begin = at,
-                                  .body_end = at + v->len,
-                                  .text_id = seg_text_id(l->ns, l->text.data, l->text.len)});
+    uint64_t (*id)(const char *, const char *, size_t) = l->s->ranks ? seg_ranked_id : seg_text_id;
+    return add_chunk(l, (struct gw_scan_chunk){.msg = GW_SCAN_DOCUMENT,
+                                               .end = (uint32_t)l->text.len,
+                                               .body_begin = at,
+                                               .body_end = at + v->len,
+                                               .text_id = id(l->ns, l->text.data, l->text.len)});
 }
 
 /* Carry cuts to the body; in the order of the texts, so that every string is walked once. A cut
@@ -564,9 +566,11 @@ static bool has_items(const struct json_val *v)
 static int find_chunks(struct gw_scan *s, struct texts *t, struct list *l, const char *space)
 {
     struct seg_list found = {0};
-    struct json_val docs = value_at(s, s->documents), said = value_at(s, s->said_segments);
+    const bool paired = s->ranks && s->documents.len == 0;
+    struct json_val docs = value_at(s, paired ? s->text_2 : s->documents);
+    struct json_val said = value_at(s, s->said_segments);
     bool ours = false, marked = has_items(&said) || has_items(&docs);
-    int r = read_texts(s, t);
+    int r = s->ranks ? 0 : read_texts(s, t);
     if (r == 0 && has_items(&docs)) r = json_each(&docs, on_document, l);
     if (r == 0 && has_items(&said)) r = json_each(&said, on_range, t);
     if (r == 0 && !marked) r = look_for_cuts(s, t, space, &found, &ours);

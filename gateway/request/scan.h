@@ -61,7 +61,7 @@ struct gw_scan {
     double max_ttft_ms; /* kvblend.max_ttft_ms; 0: not said */
     bool asks_map; /* kvblend.strategy is map_reduce or map_rerank, which are served no longer */
     struct gw_scan_range texts;           /* messages or prompt */
-    struct gw_scan_range documents, salt; /* values of these keys */
+    struct gw_scan_range documents, text_2, salt; /* values of these keys */
     /* kvblend.segments, .separator, .namespace */
     struct gw_scan_range said_segments, said_separator, said_space;
     bool full;    /* kvblend.mode: no chunks are wanted */
@@ -73,6 +73,7 @@ struct gw_scan {
     struct gw_asked *asked; /* a dialect's request: to become chat before it is scanned; owned */
     const char *given;                 /* X-KVBlend-Segments from the client; NULL: none */
     bool dry;                          /* an administrator looks: learn nothing */
+    bool ranks; /* `documents` or `text_2` are ranked, and there are no texts */
     struct buf *explain;               /* NULL, or the reasons as JSON, "[]" when none */
     /* out of gw_scan_chunks() */
     struct gw_scan_chunk *chunk; /* in the order of the texts, documents first */

@@ -48,6 +48,7 @@ static struct metric events[WK_METRICS] = {
                    .type = METRIC_GAUGE,
                    .help = "Generation requests in any stage."},
     [WK_GENERATED] = COUNTER("kvblend_generated_tokens_total", "Tokens generated."),
+    [WK_SCORED] = COUNTER("kvblend_scored_documents_total", "Documents scored for a query."),
     [WK_SCORE_LEFT] = HIST("kvblend_score_left", share_bounds,
                            "Share of a blended request's selection score that was not recomputed."),
     [WK_DEVIATION_LEFT] = HIST("kvblend_deviation_left", share_bounds,

@@ -19,6 +19,7 @@ enum wk_metric {
     WK_QUEUE,
     WK_ACTIVE,
     WK_GENERATED,
+    WK_SCORED,
     WK_SCORE_LEFT,
     WK_DEVIATION_LEFT,
     WK_GUARD_KL,

@@ -63,6 +63,7 @@ struct api_range { /* kvblend.segments */
     uint32_t msg;
     size_t begin, end;
 };
+enum api_order { API_ORDER_OPEN, API_DOCUMENT_FIRST, API_QUERY_FIRST }; /* OPEN: not given */
 /* How a request wants its KV: as parsed (body alone), then made effective by wk_settings(). */
 struct api_settings {
     enum pol_strategy mode;     /* POL_AUTO = not given; of the report */
@@ -71,6 +72,7 @@ struct api_settings {
     double ratio, min_ratio, max_ttft_ms; /* -1 = not given */
     const char *ns;                       /* NULL = not given; effective: within the gateway's */
     const char *separator;                /* NULL = not given */
+    enum api_order order;                 /* of reranking */
     struct api_range *range;
     size_t n_range;
 };
@@ -149,6 +151,9 @@ int api_load_object(const char *body, size_t len, json_t **ret, struct api_err *
 /* NULL: it is absent or null, which means the same. */
 const json_t *api_field(const json_t *o, const char *name);
 bool api_string(const json_t *v, const char **ret, size_t *ret_len); /* false: it is none */
+/* A scalar of an object, as those of chats are read; *ret stays where it is absent. Up to 1e9. */
+int api_read_int(const json_t *o, const char *name, int32_t min, int32_t *ret, struct api_err *e);
+int api_read_bool(const json_t *o, const char *name, bool *ret, struct api_err *e);
 /* What r->root has of each, into r (its arena must be initialised); with messages, what else their
  * template is given. */
 int api_parse_messages(struct api_req *r, struct api_err *e);

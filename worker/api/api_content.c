@@ -241,7 +241,8 @@ enum kv_kind {
     KV_SHARE,
     KV_MS,
     KV_BOOL,
-    KV_STRING
+    KV_STRING,
+    KV_ORDER
 };
 static const char *const kv_wanted[] = {
     [KV_MODE] = "expected auto, full, prefix, reuse or blend",
@@ -249,7 +250,8 @@ static const char *const kv_wanted[] = {
     [KV_SHARE] = "a number from 0 to 1 is expected",
     [KV_MS] = "a number of milliseconds above 0 is expected",
     [KV_BOOL] = "a boolean is expected",
-    [KV_STRING] = "a string is expected"};
+    [KV_STRING] = "a string is expected",
+    [KV_ORDER] = "expected document_first or query_first"};
 #define K(m) offsetof(struct api_settings, m)
 static const struct kv_field {
     const char *name;
@@ -265,8 +267,15 @@ static const struct kv_field {
                  {"namespace", KV_STRING, K(ns)},
                  {"segments", KV_ELSEWHERE, 0},
                  {"separator", KV_STRING, K(separator)},
+                 {"order", KV_ORDER, K(order)},
                  {"store", KV_BOOL, K(store)}};
 #undef K
+
+static bool order_parse(const char *s, enum api_order *ret)
+{
+    *ret = strcmp(s, "document_first") == 0 ? API_DOCUMENT_FIRST : API_QUERY_FIRST;
+    return *ret == API_DOCUMENT_FIRST || strcmp(s, "query_first") == 0;
+}
 
 /* False: it is none of that kind, and the request is refused. */
 static bool kv_read(enum kv_kind kind, const json_t *v, void *to)
@@ -290,6 +299,8 @@ static bool kv_read(enum kv_kind kind, const json_t *v, void *to)
     case KV_STRING:
         *(const char **)to = s;
         return s != NULL;
+    case KV_ORDER:
+        return s && order_parse(s, to);
     default:
         return true;
     }

@@ -98,6 +98,23 @@ static int read_scalars(struct api_req *r, struct api_err *e)
     return 0;
 }
 
+static int read_one(const json_t *o, const struct field *f, void *to, struct api_err *e)
+{
+    const json_t *x = api_field(o, f->name);
+
+    return x ? read_scalar(f, x, to, e) : 0;
+}
+
+int api_read_int(const json_t *o, const char *name, int32_t min, int32_t *ret, struct api_err *e)
+{
+    return read_one(o, &(struct field){name, F_INT, ON_BOTH, min, 1e9, 0}, ret, e);
+}
+
+int api_read_bool(const json_t *o, const char *name, bool *ret, struct api_err *e)
+{
+    return read_one(o, &(struct field){name, F_BOOL, ON_BOTH, 0, 1, 0}, ret, e);
+}
+
 /* ---- what is not built, refused by name ---- */
 static int unsupported(struct api_err *e, const char *name, const char *why)
 {
@@ -360,7 +377,11 @@ static int parse_content(struct api_req *r, const struct api_limits *lim, struct
 
     if (rc >= 0 && r->chat) rc = api_check_answers(r, e);
     if (rc >= 0) rc = api_parse_documents(r, e);
-    return rc < 0 ? rc : api_parse_kvblend(r, e);
+    if (rc >= 0) rc = api_parse_kvblend(r, e);
+    if (rc >= 0 && r->kv.order != API_ORDER_OPEN)
+        rc = api_err_set(e, API_UNKNOWN_PARAMETER, "kvblend.order",
+                         "Unknown parameter: 'kvblend.order' is of /v1/rerank and /v1/score only.");
+    return rc;
 }
 
 int api_parse(const char *body, size_t len, bool chat, const struct api_limits *lim,

@@ -204,7 +204,7 @@ static void put_choice(struct buf *out, const struct api_head *h, const struct a
         buf_adds(out, ",\"finish_reason\":null}");
 }
 
-static void put_end(struct buf *out, const struct api_usage *u, const struct buf *extra)
+void api_put_end(struct buf *out, const struct api_usage *u, const struct buf *extra)
 {
     buf_adds(out, "],\"usage\":");
     put_usage(out, u);
@@ -265,7 +265,7 @@ void api_put_frame_usage(struct buf *out, const struct api_head *h, const struct
 {
     buf_adds(out, "data: ");
     put_head(out, h, "chat.completion.chunk");
-    put_end(out, u, extra);
+    api_put_end(out, u, extra);
     buf_adds(out, "\n\n");
 }
 
@@ -283,7 +283,7 @@ void api_put_reply(struct buf *out, const struct api_head *h, const struct api_s
                        h->chat ? "\"message\":{\"role\":\"assistant\",\"content\":" : "\"text\":",
                        h->chat ? ",\"refusal\":null}" : "");
     }
-    put_end(out, u, extra);
+    api_put_end(out, u, extra);
 }
 
 /* ---- stop strings ---- */

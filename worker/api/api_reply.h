@@ -82,6 +82,8 @@ struct api_progress {
 void api_put_frame_progress(struct buf *out, const struct api_head *h, unsigned index,
                             const struct api_progress *p);
 size_t api_chars(const char *text, size_t len); /* UTF-8 characters */
+/* The end of a list and of its reply: `],"usage":{…}`, extra, `}`. */
+void api_put_end(struct buf *out, const struct api_usage *u, const struct buf *extra);
 /* The whole non-stream reply. */
 void api_put_reply(struct buf *out, const struct api_head *h, const struct api_span *s, size_t n,
                    const struct api_usage *u, const struct buf *extra);

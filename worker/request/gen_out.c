@@ -40,14 +40,12 @@ static const char *finish_name(const struct gen_choice *c)
 }
 
 /* ---- failure ---- */
-static void api_err_of(const struct gen *g, int status, struct api_err *e)
+void wk_engine_error(const struct worker *w, int status, const char *field, struct api_err *e)
 {
-    const char *field = g->req.format.field ? g->req.format.field : "tools";
-
     if (status == -ERANGE)
         (void)api_err_set(e, API_CONTEXT_EXCEEDED, NULL,
                           "The prompt does not fit this model's context of %u tokens.",
-                          g->t.w->ctx_max);
+                          w->ctx_max);
     else if (status == -E2BIG)
         (void)api_err_set(e, API_INVALID_VALUE, field,
                           "Invalid '%s': it is too ambiguous: there are too many ways to read what "
@@ -57,7 +55,7 @@ static void api_err_of(const struct gen *g, int status, struct api_err *e)
         (void)api_err_set(e, API_OUT_OF_MEMORY, NULL,
                           "The request needs more KV memory than this worker has free; lower "
                           "max_tokens or raise --kv-pages.");
-    else if (kn_dev_lost(fus_core_dev(g->t.w->core)))
+    else if (kn_dev_lost(fus_core_dev(w->core)))
         (void)api_err_set(e, API_DEVICE_LOST, NULL,
                           "The GPU has failed; this worker ends, to be started anew.");
     else
@@ -361,7 +359,7 @@ void gen_flush(struct gen *g)
     if (!g->t.call || g->ended || g->n_prompt == 0) return;
     int rc = g->req.stream ? flush_stream(g) : flush_whole(g);
     if (rc == 0) return;
-    api_err_of(g, rc, &e);
+    wk_engine_error(g->t.w, rc, g->req.format.field ? g->req.format.field : "tools", &e);
     gen_fail(g, &e);
 }
 

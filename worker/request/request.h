@@ -71,6 +71,10 @@ int wk_format_open(const struct worker *w, const struct api_req *r, unsigned n_t
                    struct wk_format *ret, struct api_err *e);
 void wk_format_close(struct wk_format *f);
 
+/* ---- gen_out.c ---- */
+/* How a request failed in the engine, as its client reads it. field: of the form; NULL: none. */
+void wk_engine_error(const struct worker *w, int status, const char *field, struct api_err *e);
+
 /* ---- gen.c ---- */
 void wk_gen_post(struct worker *w, struct wk_call *c, const char *rest);
 void wk_gens_tick(struct worker *w); /* every 250 ms */

@@ -119,6 +119,14 @@ MODELS = {
     "glm4": ("Glm4Config", dict(hidden_size=48, num_attention_heads=3, num_key_value_heads=1,
                                 head_dim=16, intermediate_size=64, attention_bias=True,
                                 pad_token_id=0, partial_rotary_factor=0.5), dict()),
+    "qwen3-reranker": ("Qwen3Config", dict(hidden_size=48, num_attention_heads=3,
+                                           num_key_value_heads=1, head_dim=32, vocab_size=280,
+                                           intermediate_size=64, use_sliding_window=False,
+                                           tie_word_embeddings=True, bos_token_id=0,
+                                           eos_token_id=2,
+                                           rope_parameters=dict(rope_type="default",
+                                                                rope_theta=1000000.0)),
+                       dict(tokenizer=True, thinks=True, seed=3)),
 }
 GGUF = [("llama3", "Q8_0"), ("llama-linear", "F32"), ("qwen2", "F32"), ("qwen3", "F32"),
         ("smollm2", "F32"), ("gemma2", "F32"), ("gemma3", "F32"), ("phi3", "F32"),
@@ -178,6 +186,14 @@ TEMPLATE = ("{% for message in messages %}{{'<|im_start|>' + message['role'] + '
             "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
 
 
+# With the words that a reranker answers, and the marks of thoughts, which Qwen3's template writes empty.
+THINKING = SPECIAL + ["<think>", "</think>"]
+ANSWERING = ["t h", "th e", "i n", "a n", "Ġ t", "Ġt h", "Ġth e", "an d", "in g", "y e", "ye s", "n o"]
+THINKING_TEMPLATE = TEMPLATE.replace(
+    "assistant\n' }}", "assistant\n' }}{% if enable_thinking is defined and not enable_thinking %}"
+    "{{ '<think>\n\n</think>\n\n' }}{% endif %}")
+
+
 def byte_alphabet():
     """GPT-2's printable stand-ins for the 256 bytes, in byte order."""
     keep = list(range(33, 127)) + list(range(161, 173)) + list(range(174, 256))
@@ -191,13 +207,14 @@ def byte_alphabet():
     return out
 
 
-def vocabulary():
-    return SPECIAL + byte_alphabet() + [m.replace(" ", "") for m in MERGES]
+def vocabulary(special, merges):
+    return special + byte_alphabet() + [m.replace(" ", "") for m in merges]
 
 
-def write_tokenizer(folder):
+def write_tokenizer(folder, thinks):
+    special, merges = (THINKING, ANSWERING) if thinks else (SPECIAL, MERGES)
     added = [{"id": i, "content": s, "single_word": False, "lstrip": False, "rstrip": False,
-              "normalized": False, "special": True} for i, s in enumerate(SPECIAL)]
+              "normalized": False, "special": True} for i, s in enumerate(special)]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
                   "use_regex": True}
     tok = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added,
@@ -208,10 +225,11 @@ def write_tokenizer(folder):
            "model": {"type": "BPE", "dropout": None, "unk_token": None,
                      "continuing_subword_prefix": None, "end_of_word_suffix": None,
                      "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
-                     "vocab": {t: i for i, t in enumerate(vocabulary())}, "merges": MERGES}}
+                     "vocab": {t: i for i, t in enumerate(vocabulary(special, merges))},
+                     "merges": merges}}
     config = {"add_bos_token": False, "add_prefix_space": False, "bos_token": SPECIAL[1],
               "eos_token": SPECIAL[2], "unk_token": SPECIAL[0], "pad_token": SPECIAL[2],
-              "chat_template": TEMPLATE, "model_max_length": 8192,
+              "chat_template": THINKING_TEMPLATE if thinks else TEMPLATE, "model_max_length": 8192,
               "tokenizer_class": "GPT2Tokenizer",
               "added_tokens_decoder": {str(a["id"]): {k: v for k, v in a.items() if k != "id"}
                                        for a in added}}
@@ -237,7 +255,7 @@ def make(name):
     if opt.get("classic"):
         classic_config(os.path.join(folder, "config.json"))
     if opt.get("tokenizer"):
-        write_tokenizer(folder)
+        write_tokenizer(folder, opt.get("thinks", False))
 
 
 def permute(w, n_head):
@@ -344,7 +362,7 @@ def make_gguf(name, qtype):
     if rope["rope_type"] == "llama3":
         w.add_tensor("rope_freqs.weight", rope_factors(rope, k))
     if MODELS[name][2].get("tokenizer"):
-        tokens = vocabulary()
+        tokens = vocabulary(SPECIAL, MERGES)
         w.add_tokenizer_model("gpt2")
         w.add_tokenizer_pre("smollm")
         w.add_token_list(tokens)

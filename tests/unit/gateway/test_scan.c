@@ -274,6 +274,31 @@ static void chunks_of(const char *body, const char *given, struct buf *ret, stru
     ASSERT_TRUE(buf_cstr(ret) != NULL);
 }
 
+/* What is ranked has no texts beside; its ids are not those of a chat's documents. */
+TEST(documents_that_are_ranked)
+{
+    static const char *const bodies[] = {
+        "{\"query\":\"q\",\"documents\":[\"" LONG "\",\"short\",{\"title\":\"t\",\"text\":\"" LONG
+        "\"}]}",
+        "{\"text_1\":\"q\",\"text_2\":[\"" LONG "\",\"short\",\"t\\n" LONG "\"]}"};
+    for (size_t i = 0; i < sizeof bodies / sizeof bodies[0]; i++) {
+        struct gw_scan s = {.body = bodies[i], .len = strlen(bodies[i])};
+        gw_scan_head(&s);
+        s.ranks = true;
+        gw_scan_chunks(&s);
+        ASSERT_TRUE(!s.failed && s.n_chunks == 2 && s.n_segments == 2);
+        ASSERT_TRUE(s.chunk[0].text_id == seg_ranked_id("", LONG, strlen(LONG)));
+        ASSERT_TRUE(s.chunk[1].text_id == seg_ranked_id("", "t\n" LONG, strlen(LONG) + 2));
+        ASSERT_STREQ(s.detector, "documents");
+        gw_scan_fini(&s);
+    }
+    struct gw_scan s = {.body = bodies[1], .len = strlen(bodies[1])};
+    gw_scan_head(&s);
+    gw_scan_chunks(&s); /* of a chat that is no field */
+    ASSERT_EQ(s.n_chunks, 0);
+    gw_scan_fini(&s);
+}
+
 TEST(parts_documents_ranges)
 {
     static const struct {
