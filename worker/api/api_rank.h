@@ -9,7 +9,10 @@
 #include "worker/api/api.h"
 #include "worker/api/api_reply.h"
 
-enum { API_PAIRS_MAX = 1000 }; /* chosen: what Cohere advises; a prefill each */
+enum {
+    API_PAIRS_MAX = 1000,           /* chosen: what Cohere advises; a prefill each */
+    API_PAIRS_TOKENS_MAX = 4096000, /* chosen: of all prompts; of so many with documents of 4096 */
+};
 
 struct api_text {
     const char *text; /* NULL: not given */

@@ -107,8 +107,15 @@ static int prepare_all(struct wk_task *t)
     if (rc < 0) return rc;
     r->pair = mem_zalloc(r->q.n * sizeof *r->pair);
     if (!r->pair) return -ENOMEM;
-    for (size_t i = 0; rc >= 0 && i < r->q.n; i++)
+    for (size_t i = 0, n_tok = 0; rc >= 0 && i < r->q.n; i++) {
         rc = atomic_load(&t->gone) ? -ECANCELED : prepare_pair(r, i);
+        n_tok += r->pair[i].p.n_tok;
+        if (rc >= 0 && n_tok > API_PAIRS_TOKENS_MAX)
+            rc = api_err_set(&t->e, API_ARRAY_TOO_LONG, r->q.doc_field,
+                             "Invalid '%s': the prompts up to number %zu have %zu tokens, and all "
+                             "may have %d; rank fewer at a time.",
+                             r->q.doc_field, i, n_tok, API_PAIRS_TOKENS_MAX);
+    }
     return rc;
 }
 
