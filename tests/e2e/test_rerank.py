@@ -347,6 +347,20 @@ def test_gateway():
         assert line["segments"] == len(DOCUMENTS), line
 
 
+def test_a_question_goes_where_its_documents_are():
+    """Of two workers the one that has ranked them, by what it tells the gateway."""
+    with gateway("--worker-count", "2", "--threads", "1", model=TINY) as g:
+        until("both are ready", lambda: [x["state"] for x in g.admin_get("/admin/status")["workers"]] == ["ready"] * 2)
+        order = {"order": "document_first", "explain": True}
+        for i in range(4):
+            docs = [f"{i} {d}" for d in DOCUMENTS]
+            ask(server=g, documents=docs, kvblend=order)
+            until("the directory knows them", lambda: g.metric("kvblend_gateway_directory_texts") == 8 * (i + 1))
+            again = ask(server=g, documents=docs, query="Who?", kvblend=order)["kvblend"]["documents"]
+            assert [x["source"] for x in again] == ["ram"] * 8, again
+            assert g.metric('kvblend_gateway_routed_total{reason="resident"}') == i + 1
+
+
 def test_an_upstream_serves_its_own_models():
     answer = json.dumps({"id": "r", "results": [{"index": 0, "relevance_score": 0.5}]})
     with Upstream(body=answer) as up:

@@ -7,7 +7,6 @@
  * end its own turn. */
 #include "worker/request/rerank.h"
 
-#include "base/log.h"
 #include "segment/segment.h"
 #include "worker/fleet/residency.h"
 #include "worker/opts_table.h"
