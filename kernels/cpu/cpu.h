@@ -8,6 +8,7 @@
 #define KERNELS_CPU_CPU_H
 
 #include "kernels/cpu/coded.h"
+#include "kernels/cpu/simd/row_table.h"
 #include "kernels/kn_int.h"
 
 enum {
@@ -78,12 +79,7 @@ struct kn_simd {
     bool (*codes_panel)(const struct codes_form *f, const uint8_t *panel, size_t k0, size_t kc,
                         float *out);
     struct kn_attn_ops attn; /* f32 pages */
-    void (*rmsnorm)(const float *x, size_t D, const float *w, float eps, float *out);
-    void (*layernorm)(const float *x, size_t n, const float *w, const float *b, float e, float *to);
-    void (*gelu)(float *x, size_t n);
-    void (*rmsnorm_add)(const float *x, size_t D, const float *w, float eps, float *out);
-    void (*glu[2])(const float *gate, const float *up, size_t F, float *out); /* enum kn_act */
-    void (*softcap)(float *x, size_t n, float cap);
+    struct kn_row_simd row;
     void (*rope)(float *x, size_t half, const float *cos, const float *sin, float mscale);
     float (*sqdist)(const float *a, const float *b, size_t n);
     struct kn_formats stored;

@@ -13,7 +13,7 @@ static int rmsnorm(struct kn_stream *st, const float *x, size_t ldx, size_t m, s
                    const float *weight, float eps, float *out, size_t ldo)
 {
     for (size_t i = 0; i < m; i++)
-        st->dev->simd->rmsnorm(x + i * ldx, D, weight, eps, out + i * ldo);
+        st->dev->simd->row.rmsnorm(x + i * ldx, D, weight, eps, out + i * ldo);
     return 0;
 }
 
@@ -21,7 +21,7 @@ static int rmsnorm_add(struct kn_stream *st, const float *x, size_t ldx, size_t 
                        const float *weight, float eps, float *out, size_t ldo)
 {
     for (size_t i = 0; i < m; i++)
-        st->dev->simd->rmsnorm_add(x + i * ldx, D, weight, eps, out + i * ldo);
+        st->dev->simd->row.rmsnorm_add(x + i * ldx, D, weight, eps, out + i * ldo);
     return 0;
 }
 
@@ -31,7 +31,7 @@ static int rmsnorm_heads(struct kn_stream *st, float *x, size_t ldx, size_t m, s
     for (size_t i = 0; i < m; i++)
         for (size_t h = 0; h < heads; h++) {
             float *p = x + i * ldx + h * K;
-            st->dev->simd->rmsnorm(p, K, weight, eps, p);
+            st->dev->simd->row.rmsnorm(p, K, weight, eps, p);
         }
     return 0;
 }
@@ -40,14 +40,14 @@ static int layernorm(struct kn_stream *st, const float *x, size_t ldx, size_t m,
                      const float *weight, const float *bias, float eps, float *out, size_t ldo)
 {
     for (size_t i = 0; i < m; i++)
-        st->dev->simd->layernorm(x + i * ldx, D, weight, bias, eps, out + i * ldo);
+        st->dev->simd->row.layernorm(x + i * ldx, D, weight, bias, eps, out + i * ldo);
     return 0;
 }
 
 static int gelu(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t n)
 {
     for (size_t i = 0; i < m; i++)
-        st->dev->simd->gelu(x + i * ldx, n);
+        st->dev->simd->row.gelu(x + i * ldx, n);
     return 0;
 }
 
@@ -65,7 +65,7 @@ static int glu_item(struct kn_stream *st, void *arg, size_t item)
     size_t i0 = item * ROWS_PER_ITEM, i1 = i0 + ROWS_PER_ITEM < s->m ? i0 + ROWS_PER_ITEM : s->m;
     for (size_t i = i0; i < i1; i++) {
         const float *g = s->gate_up + i * s->ldg;
-        st->dev->simd->glu[s->act](g, g + s->F, s->F, s->out + i * s->ldo);
+        st->dev->simd->row.glu[s->act](g, g + s->F, s->F, s->out + i * s->ldo);
     }
     return 0;
 }
@@ -80,7 +80,7 @@ static int glu(struct kn_stream *st, enum kn_act act, const float *gate_up, size
 static int softcap(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t n, float cap)
 {
     for (size_t i = 0; i < m; i++)
-        st->dev->simd->softcap(x + i * ldx, n, cap);
+        st->dev->simd->row.softcap(x + i * ldx, n, cap);
     return 0;
 }
 
