@@ -22,7 +22,7 @@ int contexts_merge(struct bench *b, struct bench_text chunk, const struct bench_
     struct rec_merge *m;
     int status = 0, r = merged_already(b, &key, chunk);
     if (r != 0 || n == 0) return r < 0 ? r : 0;
-    r = rec_merge_begin(b->store, &key, &m);
+    r = rec_merge_begin(b->store, &key, b->profile.side_layer, &m);
     if (r <= 0) return r < 0 ? r : -ENOENT;
     for (size_t i = 0; i < n; i++) {
         const struct kv_sink sink = rec_merge_sink(m, context[i].n, i + 1 == n, &status);

@@ -212,7 +212,9 @@ static void begin_merges(struct wk_contexts *s)
 {
     for (size_t i = 0; i < s->n_group; i++) {
         struct member *m = &s->group[i];
-        const int rc = m->waits ? rec_merge_begin(s->w->store, &m->text->key, &m->merge) : 0;
+        const int rc = m->waits ? rec_merge_begin(s->w->store, &m->text->key,
+                                                  s->w->profile.side_layer, &m->merge)
+                                : 0;
         if (rc < 0) m->status = rc;
     }
 }

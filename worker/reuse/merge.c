@@ -13,7 +13,7 @@ struct rec_merge {
     const struct record_desc *desc;
     uint32_t n_contexts, context_tokens; /* with the encoding under way */
     size_t GK;
-    unsigned scored_layers;
+    unsigned scored_layers, side_layer;
     float *fresh, *kept; /* [2, n_tokens, G*K] of one layer: K, V */
     float *distance;     /* [n_tokens] of the encoding under way, summed over layers */
     int status;          /* of the encodings so far */
@@ -57,6 +57,7 @@ static int merge_rows(const struct rec_merge *m, const struct kv_rows *r, int v,
         const float apart = add_to_mean(fresh + i * m->GK, kept + i * m->GK, m->GK, m->n_contexts);
         if (r->layer <= m->scored_layers) m->distance[r->row0 + i] += apart;
     }
+    if (v == 0 && r->layer == m->side_layer) return 0; /* stays, but its distance counts */
     return kn_convert(kept, KN_F32, r->n * m->GK, d->K, d->dtype, rows);
 }
 
@@ -97,7 +98,8 @@ static void encoding_ended(void *ctx, int status)
     if (m->last) end(m);
 }
 
-int rec_merge_begin(struct store *s, const struct tier_key *key, struct rec_merge **ret)
+int rec_merge_begin(struct store *s, const struct tier_key *key, unsigned side_layer,
+                    struct rec_merge **ret)
 {
     struct store_writer *writer;
     int rc = store_revise(s, key, &writer);
@@ -114,6 +116,7 @@ int rec_merge_begin(struct store *s, const struct tier_key *key, struct rec_merg
                             .n_contexts = d->n_contexts,
                             .context_tokens = d->context_tokens,
                             .GK = GK,
+                            .side_layer = side_layer,
                             .scored_layers = d->L > 3 ? d->L / 2 : 1};
     m->fresh = mem_alloc(2 * d->n_tokens * GK * sizeof *m->fresh);
     m->kept = mem_alloc(2 * d->n_tokens * GK * sizeof *m->kept);

@@ -1,5 +1,7 @@
 /* merge: the next version of a chunk's record: the mean of what it holds and of further encodings
- * of the chunk, each behind other text (blending.md 7.4).
+ * of the chunk, each behind other text (blending.md 7.4). K of one layer stays as it was built
+ * behind the sink: of the side layer, by which questions find tokens; other text moves it to where
+ * they find less (docs/decisions/builds.md).
  *
  * rec_merge_begin() → rec_merge_sink() for each encoding, whose capture hands it the rows → the
  * last one's done() commits. Between two encodings rec_merge_abort() may end it. The mean is a
@@ -13,8 +15,10 @@
 #include "tiers/store.h"
 
 struct rec_merge;
-/* 1; 0 the record is not whole in RAM; -ENOSPC, -ENOMEM, -EBADMSG. */
-int rec_merge_begin(struct store *s, const struct tier_key *key, struct rec_merge **ret);
+/* side_layer: as the profile's, 0 = none. 1; 0 the record is not whole in RAM; -ENOSPC, -ENOMEM,
+ * -EBADMSG. */
+int rec_merge_begin(struct store *s, const struct tier_key *key, unsigned side_layer,
+                    struct rec_merge **ret);
 /* For one encoding behind context_tokens tokens of other chunks (beside the sink token). With the
  * last one the merge is gone: *ret_status (NULL: not wanted) gets 0 or why it was not kept. */
 struct kv_sink rec_merge_sink(struct rec_merge *m, uint32_t context_tokens, bool last,
