@@ -27,5 +27,7 @@ void metric_add(struct metric *m, double v);
 void metric_set(struct metric *m, double v);
 void metric_observe(struct metric *m, double v);
 int metric_render(struct buf *out); /* all, grouped by name */
+/* kvblend_build_info, and process_* as other programs' pages have it. */
+int metric_process(struct buf *out);
 
 #endif

@@ -125,6 +125,7 @@ static void metrics_gathered(struct gw_req *q, const struct gw_page *pages, size
     gw_stats_set(GW_M_EVICTED, (double)bounds.n_evicted);
     gw_stats_set(GW_M_WAITING, gw_admit_view(&q->loop->server->admit).n_waiting);
     int r = gw_fleet_metrics(q->loop->server->fleet, &own);
+    if (r == 0) r = metric_process(&own);
     if (r == 0) r = metric_render(&own);
     if (r == 0) r = gw_admission_metrics(&q->loop->server->admit, q->settings->keys, &own);
     if (r == 0) r = gw_merge_page(&m, -1, own.data, own.len);

@@ -351,6 +351,15 @@ static void page_embedder(struct worker *w, struct buf *out)
     put(out, "embedding_batches_total", "Runs of the model that made them.", s.n_batches);
 }
 
+/* Which model this worker's other figures are of. */
+static void page_model(const struct worker *w, struct buf *out)
+{
+    put_head(out, "model_info", "1; the model by the name that clients ask for.");
+    buf_adds(out, "kvblend_model_info{model=");
+    buf_add_json_str(out, w->model_name, strlen(w->model_name));
+    buf_adds(out, "} 1\n");
+}
+
 int wk_metrics_render(struct worker *w, struct buf *out)
 {
     const int state = atomic_load(&w->state);
@@ -360,6 +369,8 @@ int wk_metrics_render(struct worker *w, struct buf *out)
 
     if (serves && w->store) store_get_stats(w->store, &s);
     if (serves && w->engine) fus_engine_get_stats(w->engine, &e);
+    (void)metric_process(out);
+    if (serves) page_model(w, out);
     (void)metric_render(out);
     if (serves && w->embedder) {
         page_embedder(w, out);

@@ -10,7 +10,9 @@
 #include "base/ring.h"
 #include "tests/test.h"
 
+#include <math.h>
 #include <pthread.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 TEST(buf_grows_and_consumes)
@@ -328,6 +330,40 @@ TEST(sse_reader_hands_errors_on)
     struct sse_parser p = {0};
     ASSERT_ERR(sse_parser_push(&p, "data: a\n\n", 9, refuse_event, NULL), -ECANCELED);
     sse_parser_fini(&p);
+}
+
+/* The value of a sample of the page; NAN: there is none. */
+static double sample(const char *page, const char *name)
+{
+    const char *at = strstr(page, name);
+    return at ? strtod(at + strlen(name), NULL) : (double)NAN;
+}
+
+TEST(a_process_says_what_it_takes)
+{
+    struct buf b = BUF_INIT;
+    struct rlimit lim;
+    int fd[64];
+    ASSERT_OK(metric_process(&b));
+    const double had = sample(buf_cstr(&b), "\nprocess_open_fds ");
+    ASSERT_TRUE(strstr(buf_cstr(&b), "\nkvblend_build_info{version=\"" KV_VERSION "\"} 1\n"));
+    ASSERT_TRUE(sample(buf_cstr(&b), "\nprocess_resident_memory_bytes ") > 100e3);
+    ASSERT_TRUE(sample(buf_cstr(&b), "\nprocess_virtual_memory_bytes ") >
+                sample(buf_cstr(&b), "\nprocess_resident_memory_bytes "));
+    ASSERT_NEAR(sample(buf_cstr(&b), "\nprocess_start_time_seconds "), clock_wall_s(), 3600);
+    const double cpu = sample(buf_cstr(&b), "\nprocess_cpu_seconds_total ");
+    ASSERT_TRUE(cpu >= 0 && cpu < 3600);
+    ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &lim), 0);
+    if (lim.rlim_cur != RLIM_INFINITY)
+        ASSERT_EQ((rlim_t)sample(buf_cstr(&b), "\nprocess_max_fds "), lim.rlim_cur);
+    for (int i = 0; i < 64; i++)
+        ASSERT_TRUE((fd[i] = dup(2)) >= 0);
+    buf_clear(&b);
+    ASSERT_OK(metric_process(&b));
+    ASSERT_EQ(sample(buf_cstr(&b), "\nprocess_open_fds "), had + 64);
+    for (int i = 0; i < 64; i++)
+        close(fd[i]);
+    buf_fini(&b);
 }
 
 static void on_lag_timer(void *arg)

@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+"""etc/prometheus and etc/grafana: what rules and panels name is on the page of a gateway that runs, and each alert fires
+on what it is about (tests/data/alerts.yml). Page and rules are checked by promtool (Debian: prometheus), too.
+"""
+import json
+import os
+import re
+import shutil
+import subprocess
+
+from harness import KVBLEND, ROOT, WORKER, Missing, gateway, main, need, parse_metrics, tiny_model
+
+need(KVBLEND, WORKER)
+RULES = os.path.join(ROOT, "etc", "prometheus", "kvblend.rules.yml")
+DASHBOARD = os.path.join(ROOT, "etc", "grafana", "kvblend.json")
+SAMPLE = re.compile(r"\b(?:kvblend|process)_[a-z_]+\b")
+page = None
+
+
+def promtool(*args, given=None):
+    """What it says, once it is content."""
+    program = shutil.which("promtool")
+    if not program:
+        raise Missing("promtool is not installed")
+    r = subprocess.run([program, *args], input=given, capture_output=True, text=True, timeout=60)
+    assert r.returncode == 0, r.stdout + r.stderr
+    return r.stdout + r.stderr
+
+
+def samples():
+    """Names of all samples that a gateway with a worker of two tiers shows."""
+    global page
+    if page is None:
+        with gateway("--nvme", "{dir}/nvme:64MiB", model=tiny_model()) as g:
+            assert g.post("/v1/completions", {"prompt": "a", "max_tokens": 2}).status == 200
+            page = g.metrics()
+    return {name for _, rows in parse_metrics(page).values() for name, _, _ in rows}
+
+
+def expressions():
+    """(where, PromQL) of every rule and every panel."""
+    with open(RULES) as f:
+        for alert, text in re.findall(r"- alert: (\w+)\n((?:.*\n)*?)        annotations:", f.read()):
+            yield alert, text
+    with open(DASHBOARD) as f:
+        board = json.load(f)
+    for panel in board["panels"]:
+        for target in panel.get("targets", []):
+            yield panel["title"], target["expr"]
+    for variable in board["templating"]["list"]:
+        yield variable["name"], variable.get("definition", "")
+
+
+def test_every_name_is_on_the_page():
+    there, n = samples(), 0
+    for where, text in expressions():
+        for name in SAMPLE.findall(text):
+            assert name in there, f"{where}: {name}"
+            n += 1
+    assert n > 60, n
+
+
+def test_the_page_is_clean():
+    samples()
+    assert promtool("check", "metrics", given=page) == ""
+
+
+def test_the_alerts_fire():
+    assert "SUCCESS" in promtool("check", "rules", RULES)
+    with open(RULES) as f:
+        alerts = set(re.findall(r"- alert: (\w+)", f.read()))
+    with open(os.path.join(ROOT, "tests", "data", "alerts.yml")) as f:
+        provoked = set(re.findall(r'alertname="(\w+)"', f.read()))
+    assert alerts == provoked, alerts ^ provoked
+    assert "SUCCESS" in promtool("test", "rules", os.path.join(ROOT, "tests", "data", "alerts.yml"))
+
+
+def test_processes_and_versions():
+    samples()
+    families = parse_metrics(page)
+    (_, labels, one), = [s for s in families["kvblend_build_info"][1] if "worker" not in s[1]]
+    assert one == 1 and re.fullmatch(r"\d+\.\d+\.\d+", labels["version"]), labels
+    (_, labels, one), = families["kvblend_model_info"][1]
+    assert one == 1 and labels["model"], labels
+    for name in ("resident_memory_bytes", "cpu_seconds_total", "open_fds", "max_fds", "start_time_seconds"):
+        whose = {s[1].get("worker"): s[2] for s in families["process_" + name][1]}
+        assert set(whose) == {None, "0"} and all(v > 0 for v in whose.values()), (name, whose)
+
+
+if __name__ == "__main__":
+    main(globals())
