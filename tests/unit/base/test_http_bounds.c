@@ -243,7 +243,8 @@ TEST(a_request_is_charged_with_what_it_holds_beside_its_body)
     ASSERT_OK(buf_addf(&body, "POST /hold HTTP/1.1\r\n" H "Content-Length: 100\r\n\r\n%0100d", 0));
     put(fd, body.data, body.len);
     wait_for(&f, &f.n_requests, 1);
-    ASSERT_OK(http_loop_post(f.loop, charge_held, &(struct charging){&f, lim.bounds}));
+    struct charging charging = {&f, lim.bounds};
+    ASSERT_OK(http_loop_post(f.loop, charge_held, &charging));
     ASSERT_TRUE(strncmp(get(fd, "\r\n\r\n"), "HTTP/1.1 200 ", 13) == 0);
     wait_for(&f, &f.n_closed, 1);
     close(fd);
