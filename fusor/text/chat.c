@@ -98,6 +98,19 @@ static int check_roles(const struct chat *c, const struct chat_thread *thread, s
     return 0;
 }
 
+/* Clients give an assistant's thoughts back under one of three names, and templates read one of
+ * two: as transformers does it, the first that is there goes by both. */
+static void put_thoughts(struct jinja_run *x, struct jinja_val v, const json_t *more)
+{
+    const json_t *said = NULL;
+    static const char *const names[] = {"reasoning_content", "thinking", "reasoning"};
+    for (size_t i = 0; i < sizeof names / sizeof *names && (!said || json_is_null(said)); i++)
+        said = json_object_get(more, names[i]);
+    if (!said || json_is_null(said)) return;
+    if (!json_object_get(more, "thinking")) jinja_put(x, v, "thinking", jinja_json(x, said));
+    jinja_put(x, v, "reasoning_content", jinja_json(x, said));
+}
+
 static struct jinja_val message(const struct chat *c, struct jinja_run *x, const struct chat_msg *m,
                                 int32_t mark)
 {
@@ -108,6 +121,7 @@ static struct jinja_val message(const struct chat *c, struct jinja_run *x, const
               jinja_text(x, role, strlen(role), is_common(role) ? JINJA_TEMPLATE : JINJA_INPUT));
     jinja_put(x, v, "content",
               m->text ? jinja_text(x, m->text, m->len, mark) : jinja_json(x, NULL));
+    put_thoughts(x, v, m->more);
     return v;
 }
 

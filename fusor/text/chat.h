@@ -5,7 +5,7 @@
  * source that does more than the subset is refused at chat_open() by name and line. Where a file
  * brings none, a built-in one can be named (--chat-template). chat_render() also tells where each
  * message's content landed, so that byte ranges of a message's text can be mapped into the prompt.
- * Golden files from Python's jinja2 test all of it. Thread: any. */
+ * Golden files of transformers test all of it. Thread: any. */
 #ifndef FUSOR_TEXT_CHAT_H
 #define FUSOR_TEXT_CHAT_H
 

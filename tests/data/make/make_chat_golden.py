@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Render the chat templates of tests/data/chat with Python's jinja2, as transformers sets it up.
+"""Render the chat templates of tests/data/chat with transformers' own code.
 
 Usage: tests/data/make/make_chat_golden.py > tests/data/chat/golden.json
        tests/data/make/make_chat_golden.py --tools > tests/data/chat/tools.json
@@ -10,13 +10,14 @@ Usage: tests/data/make/make_chat_golden.py > tests/data/chat/golden.json
 Each case: template file, messages, tools, further variables, add_generation_prompt, and `text`, or `error`:
 the template's own words where it raises, "" where it cannot be run. bos_token is <s>, eos_token </s>, the
 time is NOW in UTC. --tools: chats with tools, calls, answers and thoughts; with files, of templates that are
-not in this tree: KVBLEND_CHAT_GOLDEN=mine.json test_fusor_chat -k golden compares them. Needs jinja2.
+not in this tree: KVBLEND_CHAT_GOLDEN=mine.json test_fusor_chat -k others compares them.
 
 --snippets: `source` in place of a template's file, one or two for everything that the subset has.
 
 --ids: the token ids that transformers makes of a chat (`messages`, apply_chat_template) and of a text
 (`prompt`), with the tokenizers of tests/data/tokenizers/hf, all of which put a BOS before a text.
-Needs transformers.
+
+Needs transformers (5.24: whose functions of chats are used by their names in it).
 """
 import copy
 import datetime
@@ -25,8 +26,8 @@ import pathlib
 import re
 import sys
 
-import jinja2.ext
-import jinja2.sandbox
+import jinja2
+from transformers.utils import chat_template_utils as hf
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent / "chat"
 NOW = 1753500000  # 2025-07-26 03:20 UTC
@@ -79,7 +80,7 @@ SETS = {
     "llama3-always": STRICT, "llama3.1": STRICT, "llama3.2": STRICT, "mistral-v0.1": STRICT,
     "mistral-v0.2": STRICT, "mistral-v1": STRICT, "mistral-v3": STRICT, "mistral-tekken": STRICT,
     "zephyr": STRICT, "phi3": STRICT, "phi3-v1": PLAIN + FREE,
-    "gemma": STRICT,
+    "gemma": STRICT, "olmo2": STRICT,
 }
 
 
@@ -145,46 +146,23 @@ TOOL_CHATS = [
     [result("xyzdef456", "stop", "stopped")],
     msgs(("u", "why")) + [dict(CALLED, content="<think>\nhm\n</think>\n\nso", tool_calls=CALLS)] + AFTER,
     msgs(("u", "why")) + [{"role": "assistant", "content": "so", "reasoning_content": "hm\n", "thinking": "hm"}],
+    msgs(("u", "why")) + [{"role": "assistant", "content": "so", "reasoning": "well"}],
 ]
 TOOL_VARS = [{}, {"enable_thinking": False, "custom_tools": None, "thinking": True}]
 
 
-def fail(message):
-    raise jinja2.exceptions.TemplateError(message)
+def compiled(source):
+    """As transformers compiles it, and keeps it for its next call; with a clock that stands."""
+    template = hf._compile_jinja_template(source)
+    template.environment.globals["strftime_now"] = lambda fmt: datetime.datetime.fromtimestamp(
+        NOW, datetime.timezone.utc).strftime(fmt)
+    return template
 
 
-def environment():
-    env = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
-                                                       extensions=[Generation, "jinja2.ext.loopcontrols"])
-    env.filters["tojson"] = lambda x, ensure_ascii=False, indent=None, separators=None, sort_keys=False: json.dumps(
-        x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    env.globals["raise_exception"] = fail
-    env.globals["strftime_now"] = lambda fmt: datetime.datetime.fromtimestamp(NOW, datetime.timezone.utc).strftime(fmt)
-    return env
-
-
-class Generation(jinja2.ext.Extension):
-    """Marks what an assistant says, for training; transformers has one of this kind."""
-    tags = {"generation"}
-
-    def parse(self, parser):
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
-        return jinja2.nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
-
-    def _body(self, caller):
-        return caller()
-
-
-def render(template, name, messages, gen, tools=None, extra=None):
-    case = {"template": name, "messages": messages, "gen": gen}
-    if tools:
-        case["tools"] = True
-    if extra:
-        case["vars"] = extra
+def made(case, text):
+    """The case with what text() makes, or with how it fails."""
     try:
-        case["text"] = template.render(copy.deepcopy(extra) or {}, messages=copy.deepcopy(messages), tools=tools,
-                                       documents=None, add_generation_prompt=gen, bos_token="<s>", eos_token="</s>")
+        case["text"] = text()
     except jinja2.exceptions.TemplateError as e:
         case["error"] = str(e) if type(e) is jinja2.exceptions.TemplateError else ""
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError):
@@ -192,15 +170,30 @@ def render(template, name, messages, gen, tools=None, extra=None):
     return case
 
 
+def render(source, name, messages, gen, tools=None, extra=None):
+    case = {"template": name, "messages": messages, "gen": gen}
+    if tools:
+        case["tools"] = True
+    if extra:
+        case["vars"] = extra
+
+    def text():
+        compiled(source)
+        return hf.render_jinja_template([messages], tools, chat_template=source, add_generation_prompt=gen,
+                                        bos_token="<s>", eos_token="</s>", **copy.deepcopy(extra or {}))[0][0]
+
+    return made(case, text)
+
+
 def tool_cases(files):
-    env, cases = environment(), []
+    cases = []
     for path in files or sorted(ROOT.glob("tool-*.jinja")):
         name = str(path) if files else path.stem
-        template = env.from_string(pathlib.Path(path).read_text())
+        source = pathlib.Path(path).read_text()
         for i, messages in enumerate(TOOL_CHATS):
             for extra in TOOL_VARS if i in (0, 4) or files else TOOL_VARS[:1]:
                 for tools in (TOOLS, None) if i == 1 or files else (TOOLS,):
-                    cases.append(render(template, name, messages, i % 2 == 0, tools, extra))
+                    cases.append(render(source, name, messages, i % 2 == 0, tools, extra))
     cases = [c for c in cases if not files or c.get("error") != ""]
     return [dict(c, all_tools=TOOLS) if i == 0 else c for i, c in enumerate(cases)]
 
@@ -280,11 +273,10 @@ TEMPLATES = [
 
 
 def snippets():
-    env, cases = environment(), []
+    cases = []
     expressions = [e for line in EXPRESSIONS.strip().split("\n") for e in split_cases(line)]
     for source in ["{{ " + e + " }}" for e in expressions] + TEMPLATES:
-        case = render(env.from_string(source), "", [], False, None, SNIPPET_VARS)
-        cases.append({"source": source, **{k: v for k, v in case.items() if k in ("text", "error")}})
+        cases.append(made({"source": source}, lambda: compiled(source).render(copy.deepcopy(SNIPPET_VARS))))
     return [dict(cases[0], vars=SNIPPET_VARS)] + cases[1:]
 
 
@@ -307,8 +299,7 @@ def main():
         return write(snippets())
     if sys.argv[1:2] == ["--tools"]:
         return write(tool_cases(sys.argv[2:]))
-    env = environment()
-    return write([render(env.from_string((ROOT / f"{name}.jinja").read_text()), name, messages, gen)
+    return write([render((ROOT / f"{name}.jinja").read_text(), name, messages, gen)
                   for name, conversations in SETS.items() for messages in conversations for gen in (False, True)])
 
 

@@ -327,7 +327,8 @@ TEST(templates_show_their_syntax)
                 {"tool-granite", "granite", true},     {"tool-llama3.1", "llama3", false},
                 {"tool-mistral-v3", "mistral", false}, {"tool-mistral-v7", "mistral-args", false},
                 {"tool-command-r", NULL, false},       {"smollm2", NULL, false},
-                {"tool-phi4", "phi4", false}};
+                {"tool-phi4", "phi4", false},           {"tool-deepseek-r1", "deepseek", true},
+                {"tool-glm4", NULL, false},            {"tool-qwen3-coder", "qwen-coder", false}};
 
     for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
         char rel[64], source[1 << 16];
