@@ -71,6 +71,15 @@ static void get_version(struct worker *w, struct wk_call *c, const char *rest)
     wk_reply_buf(c, 200, &b);
 }
 
+/* What its model was made for, and all that it can do. */
+static const char *tasks_of(const struct worker *w)
+{
+    if (w->embedder) return "\"task\":\"embed\",\"tasks\":[\"embed\"]";
+    if (!wk_reranker_can(w)) return "\"task\":\"generate\",\"tasks\":[\"generate\"]";
+    return wk_reranker_is_meant(w) ? "\"task\":\"rerank\",\"tasks\":[\"rerank\",\"generate\"]"
+                                   : "\"task\":\"generate\",\"tasks\":[\"generate\",\"rerank\"]";
+}
+
 static void put_model(struct worker *w, struct buf *b)
 {
     buf_adds(b, "{\"id\":");
@@ -79,8 +88,7 @@ static void put_model(struct worker *w, struct buf *b)
     buf_addf(b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"kvblend\",\"root\":",
              (long long)w->started_s);
     buf_add_json_str(b, w->model_base, strlen(w->model_base));
-    buf_addf(b, ",\"parent\":null,\"max_model_len\":%u,\"task\":\"%s\"}", w->ctx_max,
-             w->embedder ? "embed" : "generate");
+    buf_addf(b, ",\"parent\":null,\"max_model_len\":%u,%s}", w->ctx_max, tasks_of(w));
 }
 
 static void get_models(struct worker *w, struct wk_call *c, const char *rest)

@@ -72,7 +72,8 @@ struct fleet_models {
     struct fleet_model *v;
     size_t n;
     bool known, any; /* any: it does not list its models */
-    bool embeds;     /* of a worker: it gives embeddings, and no answers */
+    unsigned tasks;  /* of a worker: what its model can do, bits of enum gw_task; */
+    unsigned meant;  /* ... and what it was made for: one of them */
     uint64_t at_ns, hash;
 };
 struct fleet_counts {

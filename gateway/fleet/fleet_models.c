@@ -111,11 +111,27 @@ static int add_by_rules(struct fleet_models *m, const struct gw_upstream *u, con
     return r;
 }
 
-/* A worker says what its model is for. */
-static bool list_embeds(const json_t *data)
+/* 0: none that is known here. */
+static unsigned task_of(const json_t *name)
 {
-    const char *task = json_string_value(json_object_get(json_array_get(data, 0), "task"));
-    return task && strcmp(task, "embed") == 0;
+    static const struct {
+        const char *name;
+        enum gw_task task;
+    } names[] = {{"generate", GW_GENERATE}, {"embed", GW_EMBED}, {"rerank", GW_RERANK}};
+    const char *s = json_string_value(name);
+    for (size_t i = 0; s && i < sizeof names / sizeof *names; i++)
+        if (strcmp(s, names[i].name) == 0) return names[i].task;
+    return 0;
+}
+
+/* A worker says what its model is for, and what else it can do. */
+static void read_tasks(struct fleet_models *m, const json_t *data)
+{
+    const json_t *model = json_array_get(data, 0), *more = json_object_get(model, "tasks");
+    m->meant = task_of(json_object_get(model, "task"));
+    m->tasks = m->meant;
+    for (size_t i = 0; i < json_array_size(more); i++)
+        m->tasks |= task_of(json_array_get(more, i));
 }
 
 static void install(struct gw_target *t, struct fleet_models *m, uint64_t hash)
@@ -142,7 +158,7 @@ int fleet_models_read(struct gw_fleet *f, struct gw_target *t, const struct buf 
     const json_t *data = json_object_get(root, "data");
     int r = same || json_is_array(data) ? 0 : -EBADMSG;
     if (r == 0 && t->worker && !same && json_array_size(data) == 0) r = -EBADMSG;
-    m.embeds = t->worker && list_embeds(data);
+    if (t->worker) read_tasks(&m, data);
     if (r == 0 && !same)
         r = u && u->n_models ? add_by_rules(&m, u, data) : add_listed(&m, data, NULL);
     fleet_lock(f);

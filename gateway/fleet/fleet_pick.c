@@ -102,6 +102,38 @@ void gw_fleet_report(struct gw_fleet *f, unsigned index, const struct gw_load *l
     fleet_unlock(f);
 }
 
+/* Is its model for something else: answers where vectors are wanted, or the other way round? False
+ * where it has not said. */
+static bool is_other_kind(const struct gw_target *t, const struct gw_want *w)
+{
+    return t->worker && t->models.tasks && !(t->models.tasks & w->task);
+}
+
+struct fit {         /* of the workers there are */
+    bool can, meant; /* one can do what is asked for, or was made for it */
+};
+static struct fit best_fit(const struct gw_fleet *f, const struct gw_want *w)
+{
+    struct fit best = {0};
+    for (size_t i = 0; i < f->n; i++) {
+        const struct gw_target *t = f->target[i];
+        if (!t->worker || t->retired || t->leaving || is_other_kind(t, w)) continue;
+        best.can = true;
+        best.meant |= t->models.tasks && t->models.meant == w->task;
+    }
+    return best;
+}
+
+/* A request that names no model goes to one that was made for it, else to any that can do it. Where
+ * there is none, or one worker alone, that says why by itself. */
+static bool passes_over(const struct gw_fleet *f, const struct gw_target *t,
+                        const struct gw_want *w, struct fit best)
+{
+    if (w->model && (strcmp(w->model, "default") != 0 || !best.can)) return false;
+    if (!t->worker || (f->one_model && f->n_upstreams == 0)) return false;
+    return is_other_kind(t, w) || (best.meant && t->models.tasks && t->models.meant != w->task);
+}
+
 /* Could it take a request for the model? A target that cannot now may soon: it counts for nothing.
  */
 static bool takes(const struct gw_fleet *f, const struct gw_target *t, const char *model)
@@ -118,9 +150,10 @@ size_t gw_fleet_forecast(struct gw_fleet *f, const struct gw_want *w, struct pol
     size_t n = 0;
     if (holds) gw_directory_resident(f->directory, w->text_id, w->n_texts, held, GW_TARGETS_MAX);
     fleet_lock(f);
+    const struct fit best = best_fit(f, w);
     for (size_t i = 0; i < f->n && known; i++) {
         const struct gw_target *t = f->target[i];
-        if (!t->worker || !takes(f, t, w->model)) continue;
+        if (!t->worker || passes_over(f, t, w, best) || !takes(f, t, w->model)) continue;
         known = is_known(t, now);
         uint64_t reused = holds ? held[i] : 0;
         if (reused > w->prompt_tokens) reused = w->prompt_tokens;
@@ -178,6 +211,7 @@ struct candidate {
 struct search {
     size_t n;
     bool known, perhaps, loading, returning, unsure, full, open;
+    struct fit best;
     uint64_t wait_ns;   /* until the first breaker lets one through */
     unsigned new_group; /* the best of those that were added just now */
     uint64_t new_until_ns;
@@ -194,32 +228,11 @@ static bool was_tried(const struct gw_want *w, unsigned index)
     return w->tried[index / 64] >> (index % 64) & 1;
 }
 
-/* Is its model for something else: answers where vectors are wanted, or the other way round? False
- * while it has not said. */
-static bool is_other_kind(const struct gw_target *t, const struct gw_want *w)
-{
-    return t->worker && t->models.known && t->models.embeds != w->embeds;
-}
-
 /* Who names no model means the workers', ready or not, where one is for it: a prompt leaves for an
  * upstream by name, or where no worker knows the route. */
-static bool means_workers(const struct gw_fleet *f, const struct gw_want *w)
+static bool means_workers(const struct gw_want *w, struct fit best)
 {
-    if (w->model || w->upstream_only || w->upstream || w->path) return false;
-    for (size_t i = 0; i < f->n; i++) {
-        const struct gw_target *t = f->target[i];
-        if (t->worker && !t->retired && !t->leaving && !is_other_kind(t, w)) return true;
-    }
-    return false;
-}
-
-/* A request that names no model goes to none of another kind. A lone worker says that better by
- * itself. */
-static bool passes_over(const struct gw_fleet *f, const struct gw_target *t,
-                        const struct gw_want *w)
-{
-    const bool unnamed = !w->model || strcmp(w->model, "default") == 0;
-    return unnamed && is_other_kind(t, w) && !(f->one_model && f->n_upstreams == 0);
+    return best.can && !w->model && !w->upstream_only && !w->upstream && !w->path;
 }
 
 static void look_at(struct gw_fleet *f, struct gw_target *t, const struct gw_want *w, uint64_t now,
@@ -227,10 +240,10 @@ static void look_at(struct gw_fleet *f, struct gw_target *t, const struct gw_wan
 {
     const char *sent = NULL;
     if (t->retired || t->leaving || (t->worker ? w->upstream_only : w->worker_only)) return;
-    if (passes_over(f, t, w)) return;
+    if (passes_over(f, t, w, s->best)) return;
     if (w->upstream && (t->worker || strcmp(t->name, w->upstream) != 0)) return;
     if (w->path && !(t->up && gw_upstream_opens(t->up, w->path))) return;
-    if (!t->worker && means_workers(f, w)) return;
+    if (!t->worker && means_workers(w, s->best)) return;
     enum fleet_serves serves = fleet_serves(f, t, w->model, &sent);
     if (serves == FLEET_NO) return;
     if (serves == FLEET_YES) s->known = true;
@@ -383,6 +396,7 @@ enum gw_pick gw_fleet_pick(struct gw_fleet *f, const struct gw_want *w, struct g
     }
     enum gw_pick r = GW_PICK_OK;
     fleet_lock(f);
+    s.best = best_fit(f, w);
     for (size_t i = 0; i < f->n; i++)
         look_at(f, f->target[i], w, now, &s);
     narrow(&s, w);

@@ -17,6 +17,7 @@ struct gw_upstream;
 struct http_client;
 struct pol_shed_worker;
 
+enum gw_task { GW_GENERATE = 1, GW_EMBED = 2, GW_RERANK = 4 }; /* what a model is asked for */
 struct gw_want {
     const char *model; /* NULL: the workers', of any upstream where there is no worker */
     uint64_t affinity; /* hash of the prompt's beginning or prompt_cache_key; 0:
@@ -28,7 +29,7 @@ struct gw_want {
     bool untried;                        /* those not even where there is no other */
     bool upstream_only;                  /* a route that no worker serves */
     bool worker_only;                    /* a route that only workers know */
-    bool embeds;                         /* a route that wants vectors */
+    enum gw_task task;                   /* of the route */
     const char *upstream;                /* this one alone, by its name; NULL: any target */
     const char *path; /* of a route that only upstreams' `paths` open; NULL: another */
 };

@@ -60,11 +60,9 @@ static bool model_allowed(const struct gw_req *q)
 
 static void estimate(struct gw_req *q)
 {
-    size_t len;
     uint64_t max = q->key->limit.tokens_per_min;
-    (void)http_req_body(q->http, &len);
     if (!(q->route->props & GW_R_ADMIT) || q->scan.len == 0) return; /* a form is no prompt */
-    q->limit.prompt_tokens = gw_usage_estimate(len);
+    q->limit.prompt_tokens = gw_usage_estimate(q->scan.prompt_bytes);
     q->limit.tokens = q->limit.prompt_tokens + q->scan.max_tokens;
     /* A generous max_tokens is no crime: the whole minute is enough to ask for. */
     if (max && q->limit.tokens > max && q->limit.prompt_tokens <= max) q->limit.tokens = max;

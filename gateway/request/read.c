@@ -154,7 +154,6 @@ static void find_chunks(struct gw_req *q)
     const struct http_head *head = &q->http->msg.head;
     s->presets = server->presets;
     s->dry = (q->route->props & GW_R_ADMIN) != 0;
-    s->ranks = (q->route->props & GW_R_RANKS) != 0;
     s->given = http_header_find(head, "x-kvblend-segments");
     s->separator = q->separator = decoded(http_header_find(head, "x-kvblend-separator"));
     if (gw_req_space(q, s->space)) s->learner = server->learner;
@@ -190,6 +189,7 @@ static void scan_begin(struct gw_req *q)
     size_t len;
     const char *body = http_req_body(q->http, &len);
     gw_scan_init(&q->scan, body, len, true);
+    q->scan.ranks = q->route->props & GW_R_RANKS;
     q->scan.lone = !gw_fleet_count_kinds(q->loop->server->fleet).choice;
     scan_body(q, gw_scan_head, GW_SCAN_HEAD_INLINE_MAX, head_read);
 }
@@ -274,6 +274,7 @@ static void head_read(struct gw_req *q)
         gw_relay_no_target(q, GW_PICK_UNKNOWN_MODEL, 0);
     } else if (!s->failed && wants_chunks(q, serves)) {
         gw_scan_init(s, s->body, s->len, false);
+        s->ranks = q->route->props & GW_R_RANKS;
         scan_body(q, gw_scan_head, GW_SCAN_HEAD_INLINE_MAX, head_checked);
     } else {
         gw_relay_take_turn(q);

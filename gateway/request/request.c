@@ -16,10 +16,12 @@ void gw_req_set_want(struct gw_req *q)
 {
     q->want.model = gw_req_model(q);
     q->want.affinity = q->scan.affinity;
-    q->want.prompt_tokens = gw_usage_estimate(q->scan.len);
+    q->want.prompt_tokens = gw_usage_estimate(q->scan.prompt_bytes);
     q->want.upstream_only = q->route->props & GW_R_UPSTREAM;
     q->want.worker_only = q->route->props & GW_R_WORKER;
-    q->want.embeds = q->route->props & GW_R_VECTORS;
+    q->want.task = q->route->props & GW_R_VECTORS ? GW_EMBED
+                   : q->route->props & GW_R_RANKS ? GW_RERANK
+                                                  : GW_GENERATE;
     if (q->route->props & GW_R_SPOKEN) q->want.path = q->route->target + strlen("/v1/");
     if (q->route->props & GW_R_OPENED) q->want.path = q->http->msg.path + strlen("/v1/");
 }

@@ -29,7 +29,7 @@ enum {
 struct head {
     struct gw_scan *s;
     struct json_val model, stream, max_tokens, max_completion, cache_key, messages, prompt;
-    struct json_val documents, text_2, kvblend, salt;
+    struct json_val query, text_1, queries, documents, text_2, kvblend, salt;
     struct gw_field *fields; /* these */
     unsigned n_models;
 };
@@ -45,6 +45,33 @@ static int on_head_field(void *ctx, const struct json_field *f)
     struct head *h = ctx;
     h->n_models += json_str_is(&f->key, "model");
     return gw_on_field(h->fields, f);
+}
+
+static int count_item(void *ctx, const struct json_val *v)
+{
+    ++*(uint64_t *)ctx;
+    return 0;
+}
+
+/* Of a text for many: what it takes more than once. */
+static uint64_t read_again(const struct json_val *text, const struct json_val *many)
+{
+    uint64_t n = 0;
+    if (text->type == JSON_T_STRING && many->p) (void)json_each(many, count_item, &n);
+    return n > 1 ? (n - 1) * text->len : 0;
+}
+
+/* A ranking's prompts are its documents, each with the query: a body of kilobytes may be a thousand
+ * of them. Which of its names count the route says: the most never promises too little. */
+static uint64_t prompt_bytes(const struct head *h)
+{
+    const uint64_t more[] = {read_again(&h->query, &h->documents),
+                             read_again(&h->queries, &h->documents),
+                             read_again(&h->text_1, &h->text_2)};
+    uint64_t most = 0;
+    for (size_t i = 0; i < sizeof more / sizeof *more; i++)
+        if (more[i] > most) most = more[i];
+    return h->s->len + most;
 }
 
 /* Which of the two counts is the route's to say: the larger never promises too little. */
@@ -164,7 +191,7 @@ void gw_scan_init(struct gw_scan *s, const char *body, size_t len, bool skim)
     memset(s, 0, offsetof(struct gw_scan, message));
     s->message[0] = s->model[0] = s->detector[0] = s->space[0] = '\0';
     s->body = body;
-    s->len = len;
+    s->len = s->prompt_bytes = len;
     s->skim = skim;
 }
 
@@ -178,6 +205,9 @@ void gw_scan_head(struct gw_scan *s)
                                 {"max_completion_tokens", &h.max_completion},
                                 {"stream", &h.stream},
                                 {"prompt_cache_key", &h.cache_key},
+                                {"query", &h.query},
+                                {"text_1", &h.text_1},
+                                {"queries", &h.queries},
                                 {"documents", &h.documents},
                                 {"text_2", &h.text_2},
                                 {"kvblend", &h.kvblend},
@@ -197,13 +227,13 @@ void gw_scan_head(struct gw_scan *s)
         return;
     }
     s->max_tokens = token_limit(&h);
+    if (s->ranks) s->prompt_bytes = prompt_bytes(&h);
     if (h.stream.p && json_bool_read(&h.stream, &s->stream) < 0) s->stream = false;
     read_model(&h);
     if (!s->failed) read_wishes(&h);
     s->is_chat = h.messages.p != NULL;
     s->texts = range_of(&h, s->is_chat ? &h.messages : &h.prompt);
-    s->documents = range_of(&h, &h.documents);
-    s->text_2 = range_of(&h, &h.text_2);
+    s->documents = range_of(&h, s->ranks && !h.documents.p ? &h.text_2 : &h.documents);
     s->salt = range_of(&h, &h.salt);
     if (!s->lone) s->affinity = affinity_of(&h);
 }
@@ -566,8 +596,7 @@ static bool has_items(const struct json_val *v)
 static int find_chunks(struct gw_scan *s, struct texts *t, struct list *l, const char *space)
 {
     struct seg_list found = {0};
-    const bool paired = s->ranks && s->documents.len == 0;
-    struct json_val docs = value_at(s, paired ? s->text_2 : s->documents);
+    struct json_val docs = value_at(s, s->documents);
     struct json_val said = value_at(s, s->said_segments);
     bool ours = false, marked = has_items(&said) || has_items(&docs);
     int r = s->ranks ? 0 : read_texts(s, t);

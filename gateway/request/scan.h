@@ -47,8 +47,9 @@ struct gw_scan {
     /* in */
     const char *body;
     size_t len;
-    bool skim; /* what the body's strings hold is not checked: enough to pass it on */
-    bool lone; /* there is one target only: `affinity` is not needed */
+    bool skim;  /* what the body's strings hold is not checked: enough to pass it on */
+    bool lone;  /* there is one target only: `affinity` is not needed */
+    bool ranks; /* documents are ranked for a query, and there are no texts */
     /* out of gw_scan_head() */
     bool failed;   /* error, message */
     bool overflow; /* ... because of a number that some readers take for infinity */
@@ -56,12 +57,13 @@ struct gw_scan {
     bool stream, has_model;           /* has_model: model */
     struct gw_scan_range model_value; /* with its quotes, or null: replace it to send a name */
     uint32_t max_tokens;              /* the larger of it and max_completion_tokens; 0: not said */
-    uint64_t affinity;  /* of prompt_cache_key, else of the conversation's beginning; 0: none */
-    unsigned priority;  /* kvblend.priority: 0 (first, or not said) to 9 */
-    double max_ttft_ms; /* kvblend.max_ttft_ms; 0: not said */
+    uint64_t prompt_bytes; /* of the body, with a ranking's one query as often as it is read */
+    uint64_t affinity;     /* of prompt_cache_key, else of the conversation's beginning; 0: none */
+    unsigned priority;     /* kvblend.priority: 0 (first, or not said) to 9 */
+    double max_ttft_ms;    /* kvblend.max_ttft_ms; 0: not said */
     bool asks_map; /* kvblend.strategy is map_reduce or map_rerank, which are served no longer */
     struct gw_scan_range texts;           /* messages or prompt */
-    struct gw_scan_range documents, text_2, salt; /* values of these keys */
+    struct gw_scan_range documents, salt; /* values of these keys; documents: or text_2 */
     /* kvblend.segments, .separator, .namespace */
     struct gw_scan_range said_segments, said_separator, said_space;
     bool full;    /* kvblend.mode: no chunks are wanted */
@@ -71,10 +73,9 @@ struct gw_scan {
     struct seg_learner *learner;       /* NULL: every request is the first one; else `space` */
     const char *separator;             /* X-KVBlend-Separator, decoded; NULL: none */
     struct gw_asked *asked; /* a dialect's request: to become chat before it is scanned; owned */
-    const char *given;                 /* X-KVBlend-Segments from the client; NULL: none */
-    bool dry;                          /* an administrator looks: learn nothing */
-    bool ranks; /* `documents` or `text_2` are ranked, and there are no texts */
-    struct buf *explain;               /* NULL, or the reasons as JSON, "[]" when none */
+    const char *given;      /* X-KVBlend-Segments from the client; NULL: none */
+    bool dry;               /* an administrator looks: learn nothing */
+    struct buf *explain;    /* NULL, or the reasons as JSON, "[]" when none */
     /* out of gw_scan_chunks() */
     struct gw_scan_chunk *chunk; /* in the order of the texts, documents first */
     size_t n_chunks;

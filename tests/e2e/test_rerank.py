@@ -361,15 +361,61 @@ def test_a_question_goes_where_its_documents_are():
             assert g.metric('kvblend_gateway_routed_total{reason="resident"}') == i + 1
 
 
+def test_a_body_costs_what_is_read_of_it():
+    """The query is read once a document: few bytes may be many tokens, which a key's limit counts."""
+    with gateway("--api-key", "key tpm=20000", model=TINY) as g:
+        def post(n):
+            return g.post(RERANK, {"query": "mill " * 100, "documents": ["x"] * n, "top_n": 1},
+                          headers={"Authorization": "Bearer key"})
+
+        r = post(200)
+        assert (r.status, r.error()["type"]) == (429, "tokens") and "Requested 25" in r.error()["message"], r.body
+        r = post(2)
+        assert r.status == 200, r.body
+        left = int(post(300).headers["x-ratelimit-remaining-tokens"])
+        assert abs(20000 - r.json()["usage"]["prompt_tokens"] - left) < 1000, (r.body, left)  # 333 a second come back
+
+
+def test_models_of_one_gateway():
+    """A model for chats, one for vectors, one that ranks: by name, and without one by what they are for."""
+    encoder = os.path.join(os.path.dirname(MODELS), "encoders", "bert-cls")
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    ranks = {"query": QUERY, "documents": DOCUMENTS[:2]}
+    with Upstream() as up:
+        with gateway("--also-model", f"{encoder} threads=1 served_model_name=vectors", "--also-model",
+                     f"{TINY} threads=1 served_model_name=ranks rerank_order=document_first", "--also-model",
+                     f"{TINY} threads=1 served_model_name=asked", "--upstream", up.entry(), model=tiny_model()) as g:
+            until("all are ready", lambda: g.get("/ready").json() == {"status": "ready", "workers": 4, "upstreams": 1})
+            own = os.path.basename(tiny_model()).removesuffix(".gguf")
+            tasks = {m["id"]: (m.get("task"), m.get("tasks")) for m in g.get("/v1/models").json()["data"]}
+            both = ("rerank", ["rerank", "generate"])
+            assert tasks == {own: ("generate", ["generate"]), "vectors": ("embed", ["embed"]), "ranks": both,
+                             "asked": both, "up-model": (None, None)}, tasks
+            for name in ("ranks", "asked"):
+                for path in (RERANK, "/v2/rerank"):
+                    assert g.post(path, dict(ranks, model=name)).json()["model"] == name
+            assert ask(SCORE, server=g, model="ranks", text_1="q", text_2="d")["model"] == "ranks"
+            for name in ({}, {"model": "default"}):
+                for _ in range(4):
+                    assert ask(server=g, **ranks, **name)["model"] in ("ranks", "asked")
+                    assert g.post("/v1/chat/completions", dict(chat, **name)).json()["model"] == own
+                assert g.post("/v1/embeddings", {"input": "a", **name}).json()["model"] == "vectors"
+            assert g.post("/v1/chat/completions", dict(chat, model="ranks")).json()["model"] == "ranks"
+            refused("model", "unsupported_parameter", server=g, model=own, **ranks)
+            e = ask(status=404, server=g, model="vectors", **ranks)["error"]
+            assert e["code"] == "embeddings_only", e
+            assert not up.requests
+
+
 def test_an_upstream_serves_its_own_models():
     answer = json.dumps({"id": "r", "results": [{"index": 0, "relevance_score": 0.5}]})
     with Upstream(body=answer) as up:
         with gateway("--upstream", up.entry("models=jina-* health=off"), "--fallback-upstream", up.name,
                      "--fallback-model", "jina-two") as g:  # the own model lacks the words
-            r = g.post(RERANK, {"model": "jina-one", "query": "q", "documents": ["a"]})
-            assert r.status == 200 and r.body.decode() == answer
-            r = g.post(RERANK, {"query": "q", "documents": ["a"]})
-            assert r.status == 200 and r.body.decode() == answer, r.body
+            until("both are ready", lambda: g.get("/ready").json() == {"status": "ready", "workers": 1, "upstreams": 1})
+            for name in ({"model": "jina-one"}, {"model": "default"}, {}):
+                r = g.post(RERANK, {"query": "q", "documents": ["a"], **name})
+                assert r.status == 200 and r.body.decode() == answer, (name, r.body)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ void wk_ranks_abort(struct worker *w); /* the end of the drain's patience */
  * told why), what an operator has asked for and cannot be had is: -EINVAL. */
 int wk_reranker_open(struct worker *w, struct err *err);
 void wk_reranker_close(struct worker *w);
+bool wk_reranker_can(const struct worker *w);
+bool wk_reranker_is_meant(const struct worker *w); /* the model was made for nothing else */
 
 /* The order that is meant, into q->r.kv.order; and strategies that make no difference to it become
  * prefix. -EINVAL with e: this model cannot rerank, or not in that order. */

@@ -198,6 +198,16 @@ void wk_reranker_close(struct worker *w)
     w->reranker = NULL;
 }
 
+bool wk_reranker_can(const struct worker *w)
+{
+    return !w->reranker->why[0];
+}
+
+bool wk_reranker_is_meant(const struct worker *w)
+{
+    return is_qwen3(w) && wk_reranker_can(w);
+}
+
 /* ---- a request ---- */
 /* With the document first nothing of it needs a blend: its KV is exact wherever it is held. With
  * the query first a document's chunk may be blended, where that is asked for. */

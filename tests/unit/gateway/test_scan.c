@@ -277,14 +277,13 @@ static void chunks_of(const char *body, const char *given, struct buf *ret, stru
 /* What is ranked has no texts beside; its ids are not those of a chat's documents. */
 TEST(documents_that_are_ranked)
 {
-    static const char *const bodies[] = {
-        "{\"query\":\"q\",\"documents\":[\"" LONG "\",\"short\",{\"title\":\"t\",\"text\":\"" LONG
-        "\"}]}",
-        "{\"text_1\":\"q\",\"text_2\":[\"" LONG "\",\"short\",\"t\\n" LONG "\"]}"};
+    static const char *const bodies[] = {"{\"query\":\"q\",\"documents\":[\"" LONG
+                                         "\",\"short\",{\"title\":\"t\",\"text\":\"" LONG "\"}]}",
+                                         "{\"text_1\":\"q\",\"text_2\":[\"" LONG
+                                         "\",\"short\",\"t\\n" LONG "\"]}"};
     for (size_t i = 0; i < sizeof bodies / sizeof bodies[0]; i++) {
-        struct gw_scan s = {.body = bodies[i], .len = strlen(bodies[i])};
+        struct gw_scan s = {.body = bodies[i], .len = strlen(bodies[i]), .ranks = true};
         gw_scan_head(&s);
-        s.ranks = true;
         gw_scan_chunks(&s);
         ASSERT_TRUE(!s.failed && s.n_chunks == 2 && s.n_segments == 2);
         ASSERT_TRUE(s.chunk[0].text_id == seg_ranked_id("", LONG, strlen(LONG)));
@@ -297,6 +296,38 @@ TEST(documents_that_are_ranked)
     gw_scan_chunks(&s); /* of a chat that is no field */
     ASSERT_EQ(s.n_chunks, 0);
     gw_scan_fini(&s);
+}
+
+/* A ranking costs its query once a document, whatever the two are called. */
+TEST(what_is_read_of_a_ranking)
+{
+    static const struct {
+        const char *body;
+        size_t more; /* than the body's bytes */
+    } cases[] = {
+        {"{\"query\":\"12345678\",\"documents\":[\"a\",{\"text\":\"b\"},\"c\"]}", 20},
+        {"{\"documents\":[\"a\",\"b\"],\"query\":\"12345678\"}", 10},
+        {"{\"text_1\":\"12345678\",\"text_2\":[\"a\",\"b\",\"c\"]}", 20},
+        {"{\"queries\":\"12345678\",\"documents\":[\"a\",\"b\"]}", 10},
+        {"{\"text_1\":[\"1\",\"2\"],\"text_2\":[\"a\",\"b\"]}", 0}, /* pairs */
+        {"{\"text_1\":\"12345678\",\"text_2\":\"a\"}", 0},
+        {"{\"query\":\"12345678\",\"documents\":[]}", 0},
+        {"{\"query\":\"12345678\"}", 0},
+        {"{\"query\":7,\"documents\":[\"a\",\"b\"]}", 0},
+        {"{\"query\":\"1\",\"queries\":\"12345678\",\"documents\":[\"a\",\"b\"],\"text_1\":\"\"}",
+         10},
+        {"{\"messages\":[],\"documents\":[\"a\",\"b\"]}", 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct gw_scan s;
+        gw_scan_init(&s, cases[i].body, strlen(cases[i].body), i % 2);
+        ASSERT_EQ(s.prompt_bytes, s.len); /* what no JSON is counts, too */
+        s.ranks = true;
+        gw_scan_head(&s);
+        ASSERT_TRUE(!s.failed);
+        ASSERT_EQ(s.prompt_bytes, s.len + cases[i].more);
+        gw_scan_fini(&s);
+    }
 }
 
 TEST(parts_documents_ranges)
