@@ -20,6 +20,7 @@ LAYERS = {
     "base": set(),
     "base/net": {"base"},
     "base/redis": {"base"},
+    "base/hub": {"base", "base/net"},
     "policy": {"base"},
     "segment": {"base"},
     "kernels": {"base"},
@@ -28,11 +29,11 @@ LAYERS = {
     "fusor/text": {"base", "kernels", "fusor/model"},
     "fusor/grammar": {"base", "fusor/text"},
     "fusor": {"base", "kernels", "fusor/model", "fusor/text", "policy/strategy.h"},
-    "worker": {"base", "base/net", "base/redis", "kernels", "tiers", "policy", "segment", "fusor", "fusor/model", "fusor/text",
+    "worker": {"base", "base/net", "base/redis", "base/hub", "kernels", "tiers", "policy", "segment", "fusor", "fusor/model", "fusor/text",
                "fusor/grammar"},
-    "gateway": {"base", "base/net", "base/redis", "policy", "segment", "worker/opts_table.h"},  # what `worker:` may hold
+    "gateway": {"base", "base/net", "base/redis", "base/hub", "policy", "segment", "worker/opts_table.h"},  # what `worker:` may hold
     "tools/ctl": {"base", "base/net"},
-    "tools/bench": {"base", "base/net", "base/redis", "kernels", "tiers", "policy", "segment", "fusor", "fusor/model", "fusor/text",
+    "tools/bench": {"base", "base/net", "base/redis", "base/hub", "kernels", "tiers", "policy", "segment", "fusor", "fusor/model", "fusor/text",
                     "worker", "tests/doubles"},
     "tests/doubles": {"base", "kernels", "tiers"},
 }
@@ -50,7 +51,7 @@ BANNED = {
 RAW_ALLOC = re.compile(r"(?<![\w.>])(malloc|calloc|realloc|strdup|strndup|free)\s*\(")
 EVENT_FOLDERS = ("base/net", "gateway", "worker", "tools")
 # Modules that only a running process can show (tests/e2e drives them), or a neighbour's tests do.
-END_TO_END = {"gateway/front/admission.c", "gateway/front/front.c", "gateway/front/reply.c",
+END_TO_END = {"base/hub/fetch.c", "base/hub/pull.c", "gateway/process/pull.c", "gateway/front/admission.c", "gateway/front/front.c", "gateway/front/reply.c",
               "gateway/request/read.c", "gateway/request/request.c",
               "gateway/process/admin.c", "gateway/process/gather.c", "gateway/process/memory.c",
               "gateway/request/answer.c", "gateway/request/relay.c", "gateway/request/send.c", "gateway/process/own.c",

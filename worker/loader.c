@@ -4,6 +4,7 @@
  * it. A chat template that is refused leaves the model usable for /v1/completions, and says so.
  */
 #include "base/clock.h"
+#include "base/hub/hub.h"
 #include "base/keyfile.h"
 #include "base/log.h"
 #include "base/sandbox.h"
@@ -46,13 +47,13 @@ void wk_load_progress(void *ctx, double share)
 }
 
 /* ---- names ---- */
-static void set_names(struct worker *w)
+static void set_base(struct worker *w)
 {
-    const char *path = w->o.model, *base;
+    const char *base;
     char copy[4096];
     size_t n;
 
-    (void)snprintf(copy, sizeof copy, "%s", path);
+    (void)snprintf(copy, sizeof copy, "%s", w->o.model);
     n = strlen(copy);
     while (n > 1 && copy[n - 1] == '/')
         copy[--n] = 0;
@@ -60,7 +61,22 @@ static void set_names(struct worker *w)
     base = base && base[1] ? base + 1 : copy;
     (void)snprintf(w->model_base, sizeof w->model_base, "%.*s", (int)sizeof w->model_base - 1,
                    base);
-    (void)snprintf(w->model_name, sizeof w->model_name, "%s", w->model_base);
+}
+
+/* A model that the hub's name says has that name, and its repository's; else its file's. */
+static void set_names(struct worker *w)
+{
+    struct hub_name hub;
+    const bool is_hub = hub_name_of(w->o.model, &hub) == 1;
+    const char *given = w->o.model + (is_hub && strncmp(w->o.model, "hf:", 3) == 0 ? 3 : 0);
+    size_t n;
+
+    if (is_hub)
+        (void)snprintf(w->model_base, sizeof w->model_base, "%s", hub.repo);
+    else
+        set_base(w);
+    (void)snprintf(w->model_name, sizeof w->model_name, "%.*s", (int)sizeof w->model_name - 1,
+                   is_hub ? given : w->model_base);
     n = strlen(w->model_name);
     if (n > 5 && strcmp(w->model_name + n - 5, ".gguf") == 0) w->model_name[n - 5] = 0;
     if (w->o.served_name) {
@@ -236,6 +252,18 @@ static void log_loaded(struct worker *w)
               (unsigned long long)w->o.ram_bytes, w->blend_ok ? "on" : "off", w->loader.seconds);
 }
 
+static int find_model(struct worker *w, struct err *err)
+{
+    struct buf path = BUF_INIT;
+    int rc = hub_find(w->o.model, &path, err);
+
+    if (rc == 0 && path.len >= sizeof w->model_path)
+        rc = err_set(err, -ENAMETOOLONG, "the model's path is too long");
+    if (rc == 0) (void)snprintf(w->model_path, sizeof w->model_path, "%s", buf_cstr(&path));
+    buf_fini(&path);
+    return rc;
+}
+
 static int load_all(struct worker *w, struct err *err)
 {
     struct fus_engine_opts eo = {
@@ -246,8 +274,9 @@ static int load_all(struct worker *w, struct err *err)
     if (log && (rc = wk_kvlog_open(log, &w->kvlog, err)) < 0) return rc;
     if ((rc = seg_presets_load(w->o.presets, &w->segmenter.presets, err)) < 0) return rc;
     if ((rc = seg_learner_create(SEG_LEARNER_BYTES, &w->segmenter.learner)) < 0) return rc;
-    if (enc_fits(w->o.model, w->o.embed)) return wk_embedder_open(w, err);
-    if ((rc = model_open(w->o.model, &w->model, err)) < 0) return rc;
+    if ((rc = find_model(w, err)) < 0) return rc;
+    if (enc_fits(w->model_path, w->o.embed)) return wk_embedder_open(w, err);
+    if ((rc = model_open(w->model_path, &w->model, err)) < 0) return rc;
     if ((rc = open_text(w, err)) < 0) return rc;
     if ((rc = open_core(w, err)) < 0) return rc;
     if ((rc = wk_profile_load(w, err)) < 0) return rc;

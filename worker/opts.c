@@ -13,7 +13,8 @@
 #include <unistd.h>
 
 static const struct opt_def process_defs[] = {
-    {"model", OPT_STR, NULL, 0, 0, NULL, "GGUF file or Hugging Face folder to serve."},
+    {"model", OPT_STR, NULL, 0, 0, NULL,
+     "GGUF file or Hugging Face folder to serve, or a name on the hub, ORG/NAME[:FILE or QUANT]."},
     {"listen", OPT_STR, "127.0.0.1:8012", 0, 0, NULL, "HOST:PORT or unix:/path to listen on."},
     {"advertise", OPT_STR, NULL, 0, 0, NULL,
      "http://HOST:PORT that gateways on other hosts reach this worker by: registers it."},
@@ -304,7 +305,9 @@ static int check_together(const struct opts *o, struct err *err)
         return err_set(err, -EINVAL,
                        "--admin-tcp needs --api-key: whoever reaches it could else do anything");
     if (!*opt_str(o, "model"))
-        return err_set(err, -EINVAL, "--model is missing: a GGUF file or a Hugging Face folder");
+        return err_set(
+            err, -EINVAL,
+            "--model is missing: a GGUF file, a Hugging Face folder or a name on the hub");
     if (opt_bool(o, "sandbox") && strncmp(opt_str(o, "device"), "cuda", 4) == 0)
         return err_set(err, -EINVAL,
                        "--sandbox and --device cuda exclude each other: what the driver calls is "

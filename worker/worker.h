@@ -98,7 +98,7 @@ struct worker {
     int32_t sink_token; /* -1 = none */
     bool blend_ok;      /* self-test passed */
     char blend_error[240];
-    char model_name[256], model_base[256], cache_dir[4096];
+    char model_name[256], model_base[256], model_path[4096], cache_dir[4096];
     unsigned ctx_max;
     struct wk_tiers tiers;
     struct wk_segmenter segmenter;

@@ -1,6 +1,7 @@
 #include "gateway/process/config.h"
 
 #include "base/buf.h"
+#include "base/hub/hub.h"
 #include "base/mem.h"
 #include "base/redis/registry.h"
 #include "gateway/fleet/upstream.h"
@@ -105,14 +106,27 @@ static void check_registry(const struct gw_config *c, struct buf *out)
         (void)buf_addf(out, "registry.url: %s\n", e.msg);
 }
 
+/* A model is there by its path, or by its name on the hub. */
+static void check_model(const char *where, const char *model, struct buf *out)
+{
+    struct buf path = BUF_INIT;
+    struct err err = {0};
+    int r = hub_find(model, &path, &err);
+    if (r < 0)
+        (void)buf_addf(out, "%s: \"%.100s\": %s\n", where, model, err.code ? err.msg : err_name(r));
+    else if (access(buf_cstr(&path), R_OK) != 0)
+        (void)buf_addf(out, "%s: expected a readable GGUF file or folder, found \"%s\": %s\n",
+                       where, model, strerror(errno));
+    buf_fini(&path);
+}
+
 static void check_paths(const struct gw_config *c, struct buf *out)
 {
     const char *presets = opt_str(c->opts, "worker.presets");
     const struct {
         const char *name, *path, *what;
         int mode;
-    } paths[] = {{"model", c->model, "readable GGUF file or folder", R_OK},
-                 {"worker.bin", c->worker_bin, "program", X_OK},
+    } paths[] = {{"worker.bin", c->worker_bin, "program", X_OK},
                  {"keys.file", c->api_key_file, "readable file", R_OK},
                  {"tls.cert", c->tls_cert, "readable file", R_OK},
                  {"tls.key", c->tls_key, "readable file", R_OK},
@@ -121,6 +135,7 @@ static void check_paths(const struct gw_config *c, struct buf *out)
         if (paths[i].path && access(paths[i].path, paths[i].mode) != 0)
             (void)buf_addf(out, "%s: expected a %s, found \"%s\": %s\n", paths[i].name,
                            paths[i].what, paths[i].path, strerror(errno));
+    if (c->model) check_model("model", c->model, out);
     struct stat st;
     if (*presets && (stat(presets, &st) != 0 || !S_ISDIR(st.st_mode)))
         (void)buf_addf(out, "worker.presets: expected a folder, found \"%s\"\n", presets);
@@ -180,10 +195,7 @@ static void check_models(const struct gw_config *c, struct buf *out)
     if (gw_models_parse(&c->models, &m, &err) < 0)
         (void)buf_addf(out, "%s\n", err.msg[0] ? err.msg : "models: out of memory");
     for (size_t i = 0; i < m.n; i++) {
-        if (access(m.v[i].path, R_OK) != 0)
-            (void)buf_addf(out,
-                           "models: expected a readable GGUF file or folder, found \"%s\": %s\n",
-                           m.v[i].path, strerror(errno));
+        check_model("models", m.v[i].path, out);
         (void)wk_parse_devices(opt_str(m.v[i].opts, "device"), &d);
         if (d.several)
             (void)buf_addf(out, "models: \"%s\": device is one, an entry has one worker\n",

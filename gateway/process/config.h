@@ -39,7 +39,8 @@ typedef uint32_t gw_conf_MS;
     X(INT, loops, "loops", "loops", "1", 1, 64, 0,                                                 \
       "event loops, one thread each, that share the addresses")                                    \
     X(STR, model, "model", "model", NULL, 0, 0, 0,                                                 \
-      "GGUF file or Hugging Face folder for the gateway's own worker")                             \
+      "GGUF file or Hugging Face folder for the gateway's own worker, or a name on the hub, "      \
+      "ORG/NAME[@REVISION][:FILE or QUANT] (kvblend pull NAME downloads it)")                      \
     X(LIST, models, "also-model", "models", NULL, 0, 0, 0,                                         \
       "a further model, served by a worker of its own, then options of that worker as in "         \
       "worker: (threads=, served_model_name=, device=, …); what is not said has its default",      \

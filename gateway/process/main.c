@@ -6,6 +6,7 @@
 #include "base/sandbox.h"
 #include "gateway/front/keys.h"
 #include "gateway/process/config.h"
+#include "gateway/process/pull.h"
 #include "gateway/process/run.h"
 #include "gateway/process/server.h"
 
@@ -83,6 +84,7 @@ int main(int argc, char **argv, char **envp)
     keep_pages();
     sandbox_no_new_privs();
     log_set_name("kvblend");
+    if (argc > 1 && strcmp(argv[1], "pull") == 0) return gw_pull(argc - 1, argv + 1);
     int r = gw_config_load(argc, argv, envp, &c, &text);
     if (r < 0) {
         (void)fprintf(stderr, "%s", r == -ENOMEM ? "kvblend: out of memory\n" : buf_cstr(&text));

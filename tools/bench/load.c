@@ -1,6 +1,7 @@
 /* Loading the model that the options name, for the subcommands that run one in this process. */
 #include "tools/bench/device.h"
 
+#include "base/hub/hub.h"
 #include "fusor/model/shape.h"
 #include "kernels/gpu.h"
 
@@ -48,14 +49,25 @@ static int open_profile(struct bench *b, const struct opts *opts, struct err *er
     return r;
 }
 
+/* By its path or its name on the hub. */
+static int find_model(const char *model, char *ret, size_t cap, struct err *err)
+{
+    struct buf path = BUF_INIT;
+    int r = hub_find(model, &path, err);
+    if (r == 0 && path.len >= cap) r = err_set(err, -EINVAL, "--model is too long");
+    if (r == 0) (void)snprintf(ret, cap, "%s", buf_cstr(&path));
+    buf_fini(&path);
+    return r;
+}
+
 int bench_model_path(const struct opts *opts, char *ret, size_t cap, struct err *err)
 {
     const bool shape = opt_given(opts, "shape"); /* a model may be in the environment as well */
     if (!shape && !opt_given(opts, "model"))
         return err_set(err, -EINVAL, "--model PATH or --shape NAME is needed");
-    const int n = snprintf(ret, cap, "%s%s", shape ? SHAPE_PREFIX : "",
-                           opt_str(opts, shape ? "shape" : "model"));
-    return n < 0 || (size_t)n >= cap ? err_set(err, -EINVAL, "--model is too long") : 0;
+    if (!shape) return find_model(opt_str(opts, "model"), ret, cap, err);
+    const int n = snprintf(ret, cap, "%s%s", SHAPE_PREFIX, opt_str(opts, "shape"));
+    return n < 0 || (size_t)n >= cap ? err_set(err, -EINVAL, "--shape is too long") : 0;
 }
 
 static int open_model(struct bench *b, const struct opts *opts, struct err *err)

@@ -7,7 +7,7 @@
 
 static const struct opt_def shared[] = {
     {"json", OPT_STR, NULL, 0, 0, NULL, "write {\"meta\", \"rows\"} to this file"},
-    {"model", OPT_STR, NULL, 0, 0, NULL, "GGUF file or Hugging Face folder"},
+    {"model", OPT_STR, NULL, 0, 0, NULL, "GGUF file or Hugging Face folder, or a name on the hub"},
     {"shape", OPT_STR, NULL, 0, 0, NULL,
      "random weights in the shape of a published model instead: smollm2, mistral-7b, yi-34b, "
      "llama-70b, qwen3-8b; NAME:layers=N for fewer"},

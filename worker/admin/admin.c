@@ -36,7 +36,7 @@ static void put_names(struct worker *w, struct buf *b)
 
     buf_add_json_str(b, w->model_name, strlen(w->model_name));
     buf_adds(b, ",\"path\":");
-    buf_add_json_str(b, w->o.model, strlen(w->o.model));
+    buf_add_json_str(b, w->model_path, strlen(w->model_path));
 }
 
 static void put_embedder(struct worker *w, struct buf *b)

@@ -173,7 +173,7 @@ int wk_embedder_open(struct worker *w, struct err *err)
     pthread_cond_init(&e->work, NULL);
     e->max_queue = w->o.max_queue;
     w->embedder = e;
-    int rc = enc_open(w->o.model, &o, &e->enc, err);
+    int rc = enc_open(w->model_path, &o, &e->enc, err);
     if (rc < 0) return rc;
     e->cap = enc_info(e->enc)->batch_tokens; /* of one token each */
     e->text = mem_alloc(e->cap * sizeof *e->text);
