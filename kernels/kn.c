@@ -149,6 +149,13 @@ int kn_mat_create_full(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret
     return n && k ? dev_ops(d)->gpu->mat_create_full(d, n, k, ret_mat) : -EINVAL;
 }
 
+int kn_mat_create_f32(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat)
+{
+    const struct kn_mat_ops *ops = dev_ops(d)->mat;
+    if (n == 0 || k == 0) return -EINVAL;
+    return ops->create_f32 ? ops->create_f32(d, n, k, ret_mat) : -ENOTSUP;
+}
+
 size_t kn_mat_bytes(const struct kn_mat *w)
 {
     return mat_ops(w)->mat->bytes(w);
@@ -463,4 +470,14 @@ int kn_top(struct kn_stream *st, const float *score, const int32_t *idx, size_t 
 {
     if (k > n || n > INT32_MAX) return -EINVAL;
     return k ? stream_ops(st)->row->top(st, score, idx, n, k, ret) : 0;
+}
+
+int kn_moe(struct kn_stream *st, const struct kn_moe *e, const float *h, size_t m, float *x,
+           bool accumulate)
+{
+    const struct kn_row_ops *ops = stream_ops(st)->row;
+    if (e->n == 0 || e->n > KN_EXPERTS_MAX || e->used == 0 || e->used > e->n) return -EINVAL;
+    if (!e->shared_gate_up != !e->shared_down) return -EINVAL;
+    if (!ops->moe) return -ENOTSUP;
+    return m ? ops->moe(st, e, h, m, x, accumulate) : 0;
 }

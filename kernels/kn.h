@@ -99,6 +99,7 @@ struct kn_info {
     unsigned n_threads;
     bool is_host;                           /* all memory is plain memory */
     bool gemm_invariant;                    /* see above: determinism */
+    bool has_moe;                           /* kn_moe() */
     size_t kv_value_bytes;                  /* of a value in a page */
     size_t wide_rows_max;                   /* up to here kn_wide() is the better choice */
     struct kn_gemm_rate rate[KN_RATES_MAX]; /* what the tuning measured */
@@ -154,6 +155,9 @@ void kn_unstage(struct kn_dev *d, uint64_t turn);
 int kn_mat_create(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat);
 /* Never in 8 bits: the embeddings and the head, whose errors nothing behind them averages out. */
 int kn_mat_create_full(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat);
+/* In f32, whatever the arithmetic: routers, whose near ties are not for rounding to decide.
+ * -ENOTSUP: !has_moe. */
+int kn_mat_create_f32(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat);
 int kn_mat_fill(struct kn_mat *w, size_t row0, size_t n_rows, const float *rows /* [n_rows, k] */);
 /* The same with random rows, for benches: value i counted from row0 is rng_field_at()'s, on every
  * device; made where the weight is. */
@@ -272,6 +276,24 @@ int kn_glu(struct kn_stream *st, enum kn_act act, const float *gate_up, size_t l
            size_t F, float *out, size_t ldo);
 /* x [m, n], stride ldx, in place: cap * tanh(x / cap), cap > 0. */
 int kn_softcap(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t n, float cap);
+
+/* The feed-forward part of a mixture of experts: x[i] = (accumulate: +=) the sum of h[i]'s experts,
+ * each down(act(gate h) * (up h)), times their weights. Weights are the `used` largest of softmax(
+ * router h), ties to the lower number, `renorm`: divided by their sum. The shared expert, if there
+ * is one, is every row's, times the sigmoid of the router's last row. A row's sum goes by the
+ * experts' numbers, so its bits are its own. h, x: [m, D] without gaps; scratch is used*m rows of
+ * 2*D + 3*F floats. -EINVAL: shapes; -ENOTSUP where !has_moe. */
+enum { KN_EXPERTS_MAX = 1024 }; /* chosen: twice of what published models have */
+struct kn_moe {
+    struct kn_mat *router;                       /* [n, D] of kn_mat_create_f32(); shared: n + 1 */
+    struct kn_mat **gate_up, **down;             /* [n] of [2F, D] (gate rows first), [D, F] each */
+    struct kn_mat *shared_gate_up, *shared_down; /* [2F', D], [D, F'], or NULL both */
+    unsigned n, used;
+    bool renorm;
+    enum kn_act act;
+};
+int kn_moe(struct kn_stream *st, const struct kn_moe *e, const float *h, size_t m, float *x,
+           bool accumulate);
 
 /* Rotary embedding in place. */
 int kn_rope(struct kn_stream *st, const struct kn_rope *r, float *x /* [m, heads, K] in place */,

@@ -36,22 +36,34 @@ static void scale_rows(float *x, size_t n, float by)
         x[i] *= by;
 }
 
+/* Rows of a weight: all of them, or those of one expert. */
+struct span {
+    enum model_w w;
+    unsigned layer;
+    size_t row0, n;
+};
+
+static struct span all_of(const struct model *m, enum model_w w, unsigned layer)
+{
+    return (struct span){w, layer, 0, model_w_rows(m, w)};
+}
+
 /* From row `at` of the matrix on. Random rows are made where they are needed. */
-static int pack_rows(struct packer *p, enum model_w w, unsigned layer, struct kn_mat *to, size_t at)
+static int pack_rows(struct packer *p, const struct span *s, struct kn_mat *to, size_t at)
 {
     const struct model *m = p->c->model;
-    const size_t rows = model_w_rows(m, w), k = model_w_cols(m, w);
+    const size_t rows = s->n, k = model_w_cols(m, s->w);
     const size_t step = p->cap / k ? p->cap / k : 1;
     struct rng_field field;
-    if (model_random(m, w, layer, &field)) {
+    if (model_random(m, s->w, s->layer, &field)) {
         int r = kn_mat_random(to, at, rows, &field);
         packed(p, (double)(rows * k));
         return r;
     }
     for (size_t r0 = 0; r0 < rows; r0 += step) {
         const size_t now = rows - r0 < step ? rows - r0 : step;
-        int r = model_rows(m, w, layer, r0, now, p->rows);
-        if (w == MODEL_EMBED) scale_rows(p->rows, now * k, p->c->cfg.embed_scale);
+        int r = model_rows(m, s->w, s->layer, s->row0 + r0, now, p->rows);
+        if (s->w == MODEL_EMBED) scale_rows(p->rows, now * k, p->c->cfg.embed_scale);
         if (r == 0) r = kn_mat_fill(to, at + r0, now, p->rows);
         if (r < 0) return r;
         packed(p, (double)(now * k));
@@ -60,48 +72,56 @@ static int pack_rows(struct packer *p, enum model_w w, unsigned layer, struct kn
 }
 
 /* The same as the file has them. */
-static int pack_codes(struct packer *p, enum model_w w, unsigned layer, struct kn_mat *to,
-                      size_t at)
+static int pack_codes(struct packer *p, const struct span *s, struct kn_mat *to, size_t at)
 {
     const struct model *m = p->c->model;
-    const size_t rows = model_w_rows(m, w), k = model_w_cols(m, w);
+    const size_t k = model_w_cols(m, s->w);
     ASSERT(model_codes_room(k) <= p->cap * sizeof(*p->rows));
-    for (size_t i = 0; i < rows; i++) {
+    for (size_t i = 0; i < s->n; i++) {
         struct codes_row codes;
-        int r = model_codes(m, w, layer, i, p->rows, &codes);
+        int r = model_codes(m, s->w, s->layer, s->row0 + i, p->rows, &codes);
         if (r == 0) r = kn_mat_fill_codes(to, at + i, &codes);
         if (r < 0) return r;
     }
-    packed(p, (double)(rows * k));
+    packed(p, (double)(s->n * k));
     return 0;
 }
 
 typedef int (*create_fn)(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret);
 
-/* The rows of several weights, one below the other, into one matrix: in the file's form where the
- * device keeps such. */
-static int pack_as(struct packer *p, create_fn create, const enum model_w *w, size_t n_w,
-                   unsigned layer, struct fus_linear *ret)
+/* Spans, one below the other, become one matrix: in the file's form where the device keeps such. */
+static int pack_spans(struct packer *p, create_fn create, const struct span *s, size_t n_s,
+                      struct kn_mat **ret)
 {
     enum { JOINED_MAX = 2 };
     const struct model *m = p->c->model;
-    const size_t k = model_w_cols(m, w[0]);
+    const size_t k = model_w_cols(m, s[0].w);
     struct kn_part part[JOINED_MAX];
     size_t n = 0;
-    ASSERT(n_w <= JOINED_MAX);
-    for (size_t i = 0; i < n_w; i++) {
-        ASSERT(model_w_cols(m, w[i]) == k);
-        part[i] = (struct kn_part){model_w_rows(m, w[i]), model_form(m, w[i], layer)};
+    ASSERT(n_s <= JOINED_MAX);
+    for (size_t i = 0; i < n_s; i++) {
+        ASSERT(model_w_cols(m, s[i].w) == k);
+        part[i] = (struct kn_part){s[i].n, model_form(m, s[i].w, s[i].layer)};
         n += part[i].n;
     }
-    int r = kn_mat_create_coded(p->c->dev, part, n_w, k, &ret->w);
+    int r =
+        create == kn_mat_create_f32 ? -ENOTSUP : kn_mat_create_coded(p->c->dev, part, n_s, k, ret);
     const bool coded = r == 0;
-    if (r == -ENOTSUP) r = create(p->c->dev, n, k, &ret->w);
-    for (size_t i = 0, at = 0; r == 0 && i < n_w; at += part[i++].n)
-        r = (coded && part[i].form.bits ? pack_codes : pack_rows)(p, w[i], layer, ret->w, at);
-    ret->n = n;
-    ret->k = k;
-    return r < 0 ? r : kn_mat_done(ret->w);
+    if (r == -ENOTSUP) r = create(p->c->dev, n, k, ret);
+    for (size_t i = 0, at = 0; r == 0 && i < n_s; at += part[i++].n)
+        r = (coded && part[i].form.bits ? pack_codes : pack_rows)(p, &s[i], *ret, at);
+    return r < 0 ? r : kn_mat_done(*ret);
+}
+
+/* The same of whole weights. */
+static int pack_as(struct packer *p, create_fn create, const enum model_w *w, size_t n_w,
+                   unsigned layer, struct fus_linear *ret)
+{
+    const struct model *m = p->c->model;
+    const struct span s[] = {all_of(m, w[0], layer), all_of(m, w[n_w - 1], layer)};
+    ret->n = s[0].n + (n_w > 1 ? s[1].n : 0);
+    ret->k = model_w_cols(m, w[0]);
+    return pack_spans(p, create, s, n_w, &ret->w);
 }
 
 static int pack(struct packer *p, const enum model_w *w, size_t n_w, unsigned layer,
@@ -149,14 +169,42 @@ static void set_kind(struct fus_core *c, unsigned l)
     w->kv.n_norm = (size_t)(g->qk_norm_wide ? g->G : 1) * g->K;
 }
 
+static int load_experts(struct packer *p, unsigned l)
+{
+    const struct model *m = p->c->model;
+    const struct model_experts *e = &p->c->cfg.experts;
+    struct kn_moe *w = &p->c->layer[l].moe;
+    const size_t F = e->F, D = p->c->cfg.D;
+    const struct span router[] = {all_of(m, MODEL_ROUTER, l), all_of(m, MODEL_SHARED_ROUTER, l)},
+                      gate_up[] = {all_of(m, MODEL_SHARED_GATE, l), all_of(m, MODEL_SHARED_UP, l)},
+                      down = all_of(m, MODEL_SHARED_DOWN, l);
+    *w = (struct kn_moe){.n = e->n, .used = e->used, .renorm = e->renorm, .act = p->c->cfg.act};
+    w->gate_up = mem_zalloc(e->n * sizeof(struct kn_mat *));
+    w->down = mem_zalloc(e->n * sizeof(struct kn_mat *));
+    int r = w->gate_up && w->down ? 0 : -ENOMEM;
+    if (r == 0) r = pack_spans(p, kn_mat_create_f32, router, e->shared_F ? 2 : 1, &w->router);
+    for (unsigned i = 0; r == 0 && i < e->n; i++) {
+        const struct span both[] = {{MODEL_EXPERT_GATE, l, i * F, F},
+                                    {MODEL_EXPERT_UP, l, i * F, F}},
+                          back = {MODEL_EXPERT_DOWN, l, i * D, D};
+        r = pack_spans(p, kn_mat_create, both, 2, &w->gate_up[i]);
+        if (r == 0) r = pack_spans(p, kn_mat_create, &back, 1, &w->down[i]);
+    }
+    if (r < 0 || e->shared_F == 0) return r;
+    r = pack_spans(p, kn_mat_create, gate_up, 2, &w->shared_gate_up);
+    return r < 0 ? r : pack_spans(p, kn_mat_create, &down, 1, &w->shared_down);
+}
+
 static int load_layer(struct packer *p, unsigned l)
 {
+    const bool mixed = p->c->cfg.experts.n > 0;
     struct fus_layer *w = &p->c->layer[l];
     int r = pack(p, W(MODEL_K, MODEL_V), 2, l, &w->kv);
     if (r == 0) r = pack(p, W(MODEL_Q), 1, l, &w->q);
     if (r == 0) r = pack(p, W(MODEL_O), 1, l, &w->o);
-    if (r == 0) r = pack(p, W(MODEL_GATE, MODEL_UP), 2, l, &w->gu);
-    if (r == 0) r = pack(p, W(MODEL_DOWN), 1, l, &w->down);
+    if (r == 0 && mixed) r = load_experts(p, l);
+    if (r == 0 && !mixed) r = pack(p, W(MODEL_GATE, MODEL_UP), 2, l, &w->gu);
+    if (r == 0 && !mixed) r = pack(p, W(MODEL_DOWN), 1, l, &w->down);
     if (r == 0) r = vectors(p, W(MODEL_NORM_ATTN), 1, l, &w->norm_attn);
     if (r == 0) r = vectors(p, W(MODEL_NORM_FFN), 1, l, &w->norm_ffn);
     if (r == 0) r = vectors(p, W(MODEL_POST_ATTN), 1, l, &w->post_attn);
@@ -175,13 +223,20 @@ static double layer_params(const struct model_cfg *g)
     return (double)g->D * (2.0 * g->H * g->K + 2.0 * g->G * g->K + 3.0 * g->F);
 }
 
+/* Of all that is loaded: experts that a token does not go through, too. */
+static double weights_of_layer(const struct model_cfg *g)
+{
+    const struct model_experts *e = &g->experts;
+    return layer_params(g) + 3.0 * g->D * (double)(e->n - e->used) * e->F;
+}
+
 static int load_weights(struct fus_core *c, const struct fus_core_opts *o)
 {
     struct packer p = {.c = c, .o = o};
     size_t widest = c->cfg.D > c->cfg.F ? c->cfg.D : c->cfg.F;
     if (widest < (size_t)c->cfg.H * c->cfg.K) widest = (size_t)c->cfg.H * c->cfg.K;
     p.cap = widest > (1u << 20) ? widest : 1u << 20; /* chosen: 4 MiB slices */
-    p.total = layer_params(&c->cfg) * c->cfg.L +
+    p.total = weights_of_layer(&c->cfg) * c->cfg.L +
               (kn_info(c->dev)->is_host ? 1.0 : 2.0) * c->cfg.V * c->cfg.D;
     p.rows = mem_aligned(64, p.cap * sizeof(*p.rows));
     c->layer = mem_zalloc(c->cfg.L * sizeof(*c->layer));
@@ -447,6 +502,9 @@ int fus_core_create(const struct model *m, const struct fus_core_opts *o, struct
     int r = check_config(&c->cfg, err);
     if (r < 0) goto fail;
     r = open_device(c, &o->dev, err);
+    if (r == 0 && c->cfg.experts.n && !kn_info(c->dev)->has_moe)
+        r = err_set(err, -ENOTSUP, "mixtures of experts do not run on %s: use --device cpu",
+                    kn_info(c->dev)->device);
     if (r < 0) goto fail;
     c->layer_stride = kn_kv_layer_values(c->cfg.G, c->cfg.K);
     c->page_stride = c->layer_stride * c->cfg.L;
@@ -474,6 +532,19 @@ fail:
     return r;
 }
 
+static void experts_fini(struct kn_moe *w)
+{
+    for (unsigned i = 0; w->gate_up && w->down && i < w->n; i++) {
+        kn_mat_destroy(w->gate_up[i]);
+        kn_mat_destroy(w->down[i]);
+    }
+    kn_mat_destroy(w->router);
+    kn_mat_destroy(w->shared_gate_up);
+    kn_mat_destroy(w->shared_down);
+    mem_free(w->gate_up);
+    mem_free(w->down);
+}
+
 static void layer_fini(struct kn_dev *d, struct fus_layer *w)
 {
     const struct fus_linear *const linear[] = {&w->kv, &w->q, &w->o, &w->gu, &w->down};
@@ -486,6 +557,7 @@ static void layer_fini(struct kn_dev *d, struct fus_layer *w)
     kn_mem_free(d, w->norm_ffn);
     kn_mem_free(d, w->post_attn);
     kn_mem_free(d, w->post_ffn);
+    experts_fini(&w->moe);
 }
 
 void fus_core_destroy(struct fus_core *c)
@@ -528,18 +600,29 @@ unsigned fus_core_ctx_max(const struct fus_core *c)
     return c->ctx_max;
 }
 
+/* The weights that a token goes through in a layer, or as many; how many there are. */
+static size_t layer_mats(const struct fus_layer *w, struct kn_mat **ret)
+{
+    struct kn_mat *const every[] = {
+        w->kv.w, w->q.w, w->o.w, w->gu.w, w->down.w, w->moe.shared_gate_up, w->moe.shared_down};
+    size_t n = 0;
+    for (size_t i = 0; i < sizeof(every) / sizeof(every[0]); i++)
+        if (every[i]) ret[n++] = every[i];
+    for (unsigned i = 0; i < w->moe.used; i++) {
+        ret[n++] = w->moe.gate_up[i];
+        ret[n++] = w->moe.down[i];
+    }
+    return n;
+}
+
 double fus_core_gemm_gflops(struct fus_core *c, size_t rows)
 {
-    struct kn_mat **w = mem_alloc(5 * (size_t)c->cfg.L * sizeof(struct kn_mat *));
+    const size_t most = 7 + 2 * (size_t)c->cfg.experts.used;
+    struct kn_mat **w = mem_alloc(most * c->cfg.L * sizeof(struct kn_mat *));
     size_t n = 0;
     if (!w) return 0;
-    for (unsigned l = 0; l < c->cfg.L; l++) {
-        w[n++] = c->layer[l].kv.w;
-        w[n++] = c->layer[l].q.w;
-        w[n++] = c->layer[l].o.w;
-        w[n++] = c->layer[l].gu.w;
-        w[n++] = c->layer[l].down.w;
-    }
+    for (unsigned l = 0; l < c->cfg.L; l++)
+        n += layer_mats(&c->layer[l], w + n);
     const double rate = kn_dev_gemm_gflops(c->dev, w, n, rows);
     mem_free(w);
     return rate;

@@ -23,6 +23,7 @@ struct fus_layer {
     struct fus_linear o;         /* [D, H*K] */
     struct fus_linear gu;        /* [2*F, D]: gate rows, then up rows */
     struct fus_linear down;      /* [D, F] */
+    struct kn_moe moe;           /* instead of these two; router NULL: none */
     float *norm_attn, *norm_ffn; /* [D] in front of both, */
     float *post_attn, *post_ffn; /* [D] and behind; NULL: there is none */
     const struct kn_rope *rope;  /* NULL: nothing is rotated */

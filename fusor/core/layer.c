@@ -59,15 +59,16 @@ struct span { /* m rows of the residual [m, D] */
     size_t m;
 };
 
-/* *ret: what a half of a layer reads of its rows, for products with w: normed, if a norm stands in
- * front of it. */
-static int half_in(const struct span *s, const float *norm, const struct fus_linear *w,
+/* *ret: what a half of a layer reads of its rows, for products with w (NULL: for all): normed, if
+ * a norm stands in front of it. */
+static int half_in(const struct span *s, const float *norm, const struct kn_mat *w,
                    const float **ret)
 {
     const size_t D = s->c->cfg.D;
     *ret = s->x;
     if (!norm) return 0;
-    float *h = kn_operand(s->st, SLOT_H, s->m, w->w); /* [m, D] */
+    float *h = w ? kn_operand(s->st, SLOT_H, s->m, w)
+                 : kn_scratch(s->st, SLOT_H, s->m * D * sizeof(*h)); /* [m, D] */
     *ret = h;
     return h ? kn_rmsnorm(s->st, s->x, D, s->m, D, norm, s->c->cfg.rms_eps, h, D) : -ENOMEM;
 }
@@ -135,7 +136,7 @@ static int block_a(struct kn_stream *st, void *arg, size_t row, size_t m)
     int r = 0;
     const struct kv_rows rows = {st, p->layer, row0, m, k, k + GK, 2 * GK};
     if (p->embed_tok) r = embed_rows(st, p->core, p->embed_tok + row0, m, span.x);
-    if (r == 0) r = half_in(&span, w->norm_attn, &w->kv, &h);
+    if (r == 0) r = half_in(&span, w->norm_attn, w->kv.w, &h);
     if (r == 0) r = project(st, p->core, &w->kv, h, m, k);
     if (r == 0 && p->hook) r = p->hook(p->hook_ctx, &rows);
     if (r == 0 && w->rope) r = kn_rope(st, w->rope, k, 2 * GK, m, cfg->G, p->pos + row0);
@@ -177,7 +178,7 @@ static int attend(struct kn_stream *st, const struct fus_phase *p, size_t row0, 
     float *lse = p->keep_q ? kn_scratch(st, SLOT_LSE, m * cfg->H * sizeof(*lse)) : NULL;
     if (!q || (p->keep_q && !lse)) return -ENOMEM;
     const struct span span = {st, p->core, p->x + row0 * cfg->D, m};
-    int r = half_in(&span, w->norm_attn, &w->q, &h);
+    int r = half_in(&span, w->norm_attn, w->q.w, &h);
     if (r == 0) r = project(st, p->core, &w->q, h, m, q);
     if (r == 0 && w->rope) r = kn_rope(st, w->rope, q, HK, m, cfg->H, p->pos + row0);
     struct kn_attn_args a = fus_attn_args(p->core, &p->kv, p->layer);
@@ -186,6 +187,23 @@ static int attend(struct kn_stream *st, const struct fus_phase *p, size_t row0, 
     if (r == 0) r = kn_attn(st, &a);
     if (r == 0 && p->keep_q) r = keep_scores(st, p, row0, m, q, lse);
     return r;
+}
+
+/* A mixture's, in a run that is wide: an expert's weights are read once for all of its rows. */
+static int mixture(struct kn_stream *st, const struct fus_core *c, unsigned layer, float *x,
+                   size_t m)
+{
+    const struct fus_layer *w = &c->layer[layer];
+    const struct span span = {st, c, x, m};
+    const size_t D = c->cfg.D;
+    const float *h;
+    int r = half_in(&span, w->norm_ffn, NULL, &h);
+    if (r < 0) return r;
+    if (!w->post_ffn) return kn_moe(st, &w->moe, h, m, x, true);
+    float *y = kn_scratch(st, SLOT_POST, m * D * sizeof(*y));
+    if (!y) return -ENOMEM;
+    r = kn_moe(st, &w->moe, h, m, y, false);
+    return r < 0 ? r : kn_rmsnorm_add(st, y, D, m, D, w->post_ffn, c->cfg.rms_eps, x, D);
 }
 
 static int feed_forward(struct kn_stream *st, const struct fus_core *c, unsigned layer, float *x,
@@ -199,7 +217,7 @@ static int feed_forward(struct kn_stream *st, const struct fus_core *c, unsigned
     float *act = kn_operand(st, SLOT_ACT, m, w->down.w);          /* [m, F] */
     if (!gu || !act) return -ENOMEM;
     const struct span span = {st, c, x, m};
-    int r = half_in(&span, w->norm_ffn, &w->gu, &h);
+    int r = half_in(&span, w->norm_ffn, w->gu.w, &h);
     if (r == 0) r = linear(st, &w->gu, h, m, gu, false);
     if (r == 0) r = kn_glu(st, cfg->act, gu, 2 * F, m, F, act, F);
     return r < 0 ? r : half_out(&span, w->post_ffn, &w->down, act);
@@ -221,7 +239,14 @@ static int block_rest(struct kn_stream *st, void *arg, size_t row, size_t m)
     const size_t HK = (size_t)cfg->H * cfg->K;
     const struct span span = {st, p->core, p->x + (s->row0 + row) * cfg->D, m};
     int r = half_out(&span, w->post_attn, &w->o, p->att + row * HK);
-    return r < 0 ? r : feed_forward(st, p->core, p->layer, span.x, m);
+    return r < 0 || w->moe.router ? r : feed_forward(st, p->core, p->layer, span.x, m);
+}
+
+static int block_mixture(struct kn_stream *st, void *arg, size_t row, size_t m)
+{
+    const struct slice *s = arg;
+    const struct fus_phase *p = s->p;
+    return mixture(st, p->core, p->layer, p->x + (s->row0 + row) * p->core->cfg.D, m);
 }
 
 /* Two sections: rows differ in attention and are equal behind it, so each gets the cut that suits
@@ -234,7 +259,9 @@ int fus_phase_b(struct fus_phase *p, size_t row0, size_t m)
     int r = run_rows(p, m, kn_rows_uneven, block_attend, &s);
     kn_defer(p->core->dev, false);
     if (r < 0 || p->attn_only) return r;
-    return run_rows(p, m, kn_rows, block_rest, &s);
+    r = run_rows(p, m, kn_rows, block_rest, &s);
+    if (r < 0 || m == 0 || !p->core->layer[p->layer].moe.router) return r;
+    return kn_wide(p->core->dev, m, p->cancel, block_mixture, &s);
 }
 
 /* A step of about 8 GFLOP (chosen: some 40 ms on two AVX-512 cores) lets queued work be cancelled
@@ -379,10 +406,10 @@ static int decode_layers(struct kn_stream *st, const struct decode *d, size_t n)
         const float *h; /* q's as well */
         float *att = kn_scratch(st, SLOT_ATT, n * HK * sizeof(*att));
         if (!att) return -ENOMEM;
-        r = half_in(&span, w->norm_attn, &w->kv, &h);
+        r = half_in(&span, w->norm_attn, w->kv.w, &h);
         if (r == 0) r = decode_attention(st, d, l, n, h, att);
         if (r == 0) r = half_out(&span, w->post_attn, &w->o, att);
-        if (r == 0) r = feed_forward(st, d->c, l, x, n);
+        if (r == 0) r = (w->moe.router ? mixture : feed_forward)(st, d->c, l, x, n);
     }
     return r;
 }

@@ -5,6 +5,14 @@
 
 #include "fusor/model/model.h"
 
+struct model_arch_experts {
+    const char *width;  /* config.json: key of an expert's width; NULL: there are none */
+    bool optional;      /* GGUF: whether there are is for the file to say */
+    bool renorm;        /* weights of those used sum to 1, unless GGUF's file says it, */
+    bool renorm_key;    /* or config.json's norm_topk_prob, without which they do not */
+    bool shared;        /* there is one for all tokens */
+    bool mixtral_names; /* safetensors call them as Mixtral does */
+};
 struct model_arch {
     const char *hf;   /* of "architectures" in config.json; NULL: GGUF alone */
     const char *gguf; /* of general.architecture; NULL: Hugging Face alone */
@@ -29,6 +37,8 @@ struct model_arch {
     enum kn_act act;
     unsigned window;    /* config.json: of a file without the key */
     bool window_switch; /* config.json: use_sliding_window says whether there is one, */
+    unsigned window_begin; /* and max_window_layers from which layer on; this without the key */
+    bool window_by_types; /* config.json: but layer_types must say which layers have it */
     unsigned
         local_every; /* n: layers are local but every n-th; 0: all are, where there is a window */
     unsigned nope_every;  /* every n-th layer does not rotate; 0: all do */
@@ -38,6 +48,7 @@ struct model_arch {
     unsigned wide_layers; /* GGUF: with so many layers scores are scaled by 1/sqrt(D/H) */
     double score_dims;    /* config.json: query_pre_attn_scalar without the key; 0: there is none */
     double attn_cap, logit_cap; /* without the key */
+    struct model_arch_experts experts;
 };
 /* NULL: unknown. */
 const struct model_arch *model_arch_by_hf(const char *name);

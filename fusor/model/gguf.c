@@ -163,6 +163,7 @@ static int describe_tensor(struct cursor *c, struct tensor *t, const uint64_t di
         t->n_dims--;
     t->cols = (size_t)dims[0];
     t->rows = (size_t)dims[1];
+    t->planes = (size_t)dims[2];
     t->type = quant_type(id);
     if (!t->type) {
         (void)snprintf(t->type_name, sizeof(t->type_name), "ggml %u", id);

@@ -19,7 +19,21 @@
 #define XXH_STATIC_LINKING_ONLY
 #include <xxhash.h>
 
-enum dim { DIM_1, DIM_D, DIM_V, DIM_F, DIM_HK, DIM_GK, DIM_Q_NORM, DIM_K_NORM };
+enum dim {
+    DIM_1,
+    DIM_D,
+    DIM_V,
+    DIM_F,
+    DIM_HK,
+    DIM_GK,
+    DIM_Q_NORM,
+    DIM_K_NORM,
+    DIM_N,        /* experts */
+    DIM_EXPERT_F, /* of one */
+    DIM_NF,
+    DIM_ND,
+    DIM_SHARED_F
+};
 enum when {
     ALWAYS_THERE,
     UNLESS_TIED,
@@ -27,27 +41,31 @@ enum when {
     NORMS_BEHIND,
     WITH_QKV_BIAS,
     WITH_O_BIAS,
-    WITH_QK_NORM
+    WITH_QK_NORM,
+    IF_DENSE,
+    IF_MIXED,
+    WITH_SHARED
 };
 #define N_GLOBAL MODEL_NORM_ATTN /* kinds before it are not per layer */
 
 static const struct weight_kind {
-    const char *gguf, *hf; /* after "blk.N." and "model.layers.N." for layers */
+    /* After "blk.N." and "model.layers.N." for layers; gguf NULL: of experts, hf: hf_name(). */
+    const char *gguf, *hf;
     enum dim rows, cols;
     enum when when;
 } kinds[MODEL_W_COUNT] = {
     [MODEL_EMBED] = {"token_embd.weight", "model.embed_tokens.weight", DIM_V, DIM_D, ALWAYS_THERE},
     [MODEL_NORM_OUT] = {"output_norm.weight", "model.norm.weight", DIM_1, DIM_D, ALWAYS_THERE},
     [MODEL_LM_HEAD] = {"output.weight", "lm_head.weight", DIM_V, DIM_D, UNLESS_TIED},
-    [MODEL_NORM_ATTN] = {"attn_norm.weight", NULL, DIM_1, DIM_D, NORMS_BEFORE}, /* hf_norm() */
+    [MODEL_NORM_ATTN] = {"attn_norm.weight", NULL, DIM_1, DIM_D, NORMS_BEFORE},
     [MODEL_NORM_FFN] = {"ffn_norm.weight", NULL, DIM_1, DIM_D, NORMS_BEFORE},
     [MODEL_Q] = {"attn_q.weight", "self_attn.q_proj.weight", DIM_HK, DIM_D, ALWAYS_THERE},
     [MODEL_K] = {"attn_k.weight", "self_attn.k_proj.weight", DIM_GK, DIM_D, ALWAYS_THERE},
     [MODEL_V] = {"attn_v.weight", "self_attn.v_proj.weight", DIM_GK, DIM_D, ALWAYS_THERE},
     [MODEL_O] = {"attn_output.weight", "self_attn.o_proj.weight", DIM_D, DIM_HK, ALWAYS_THERE},
-    [MODEL_GATE] = {"ffn_gate.weight", "mlp.gate_proj.weight", DIM_F, DIM_D, ALWAYS_THERE},
-    [MODEL_UP] = {"ffn_up.weight", "mlp.up_proj.weight", DIM_F, DIM_D, ALWAYS_THERE},
-    [MODEL_DOWN] = {"ffn_down.weight", "mlp.down_proj.weight", DIM_D, DIM_F, ALWAYS_THERE},
+    [MODEL_GATE] = {"ffn_gate.weight", "mlp.gate_proj.weight", DIM_F, DIM_D, IF_DENSE},
+    [MODEL_UP] = {"ffn_up.weight", "mlp.up_proj.weight", DIM_F, DIM_D, IF_DENSE},
+    [MODEL_DOWN] = {"ffn_down.weight", "mlp.down_proj.weight", DIM_D, DIM_F, IF_DENSE},
     [MODEL_Q_BIAS] = {"attn_q.bias", "self_attn.q_proj.bias", DIM_1, DIM_HK, WITH_QKV_BIAS},
     [MODEL_K_BIAS] = {"attn_k.bias", "self_attn.k_proj.bias", DIM_1, DIM_GK, WITH_QKV_BIAS},
     [MODEL_V_BIAS] = {"attn_v.bias", "self_attn.v_proj.bias", DIM_1, DIM_GK, WITH_QKV_BIAS},
@@ -58,6 +76,18 @@ static const struct weight_kind {
                       WITH_QK_NORM},
     [MODEL_POST_ATTN] = {"post_attention_norm.weight", NULL, DIM_1, DIM_D, NORMS_BEHIND},
     [MODEL_POST_FFN] = {"post_ffw_norm.weight", NULL, DIM_1, DIM_D, NORMS_BEHIND},
+    [MODEL_ROUTER] = {"ffn_gate_inp.weight", NULL, DIM_N, DIM_D, IF_MIXED},
+    [MODEL_EXPERT_GATE] = {NULL, NULL, DIM_NF, DIM_D, IF_MIXED},
+    [MODEL_EXPERT_UP] = {NULL, NULL, DIM_NF, DIM_D, IF_MIXED},
+    [MODEL_EXPERT_DOWN] = {NULL, NULL, DIM_ND, DIM_EXPERT_F, IF_MIXED},
+    [MODEL_SHARED_GATE] = {"ffn_gate_shexp.weight", "mlp.shared_expert.gate_proj.weight",
+                           DIM_SHARED_F, DIM_D, WITH_SHARED},
+    [MODEL_SHARED_UP] = {"ffn_up_shexp.weight", "mlp.shared_expert.up_proj.weight", DIM_SHARED_F,
+                         DIM_D, WITH_SHARED},
+    [MODEL_SHARED_DOWN] = {"ffn_down_shexp.weight", "mlp.shared_expert.down_proj.weight", DIM_D,
+                           DIM_SHARED_F, WITH_SHARED},
+    [MODEL_SHARED_ROUTER] = {"ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight", DIM_1,
+                             DIM_D, WITH_SHARED},
 };
 
 static size_t dim_size(const struct model_cfg *c, enum dim d)
@@ -69,7 +99,12 @@ static size_t dim_size(const struct model_cfg *c, enum dim d)
                            [DIM_HK] = (size_t)c->H * c->K,
                            [DIM_GK] = (size_t)c->G * c->K,
                            [DIM_Q_NORM] = (size_t)(c->qk_norm_wide ? c->H : 1) * c->K,
-                           [DIM_K_NORM] = (size_t)(c->qk_norm_wide ? c->G : 1) * c->K};
+                           [DIM_K_NORM] = (size_t)(c->qk_norm_wide ? c->G : 1) * c->K,
+                           [DIM_N] = c->experts.n,
+                           [DIM_EXPERT_F] = c->experts.F,
+                           [DIM_NF] = (size_t)c->experts.n * c->experts.F,
+                           [DIM_ND] = (size_t)c->experts.n * c->D,
+                           [DIM_SHARED_F] = c->experts.shared_F};
     return size[d];
 }
 
@@ -81,7 +116,10 @@ static bool model_wants(const struct model_cfg *c, enum when w)
                            [NORMS_BEHIND] = c->norms != MODEL_NORMS_BEFORE,
                            [WITH_QKV_BIAS] = c->qkv_bias,
                            [WITH_O_BIAS] = c->o_bias,
-                           [WITH_QK_NORM] = c->qk_norm};
+                           [WITH_QK_NORM] = c->qk_norm,
+                           [IF_DENSE] = c->experts.n == 0,
+                           [IF_MIXED] = c->experts.n > 0,
+                           [WITH_SHARED] = c->experts.shared_F > 0};
     return wanted[w];
 }
 
@@ -168,10 +206,13 @@ static void tensor_name(const struct model *m, enum model_w w, unsigned layer, c
         (void)snprintf(ret, size, "%s.%u.%s", m->gguf ? "blk" : "model.layers", layer, rest);
 }
 
-static const char *hf_norm(const struct model_arch *a, enum model_w w)
+/* What families call differently in folders: norms and routers. */
+static const char *hf_name(const struct model_arch *a, enum model_w w)
 {
     static const char *const before[] = {"input_layernorm.weight",
                                          "post_attention_layernorm.weight", NULL, NULL};
+    if (w == MODEL_ROUTER)
+        return a->experts.mixtral_names ? "block_sparse_moe.gate.weight" : "mlp.gate.weight";
     const size_t i = w >= MODEL_POST_ATTN ? w - MODEL_POST_ATTN + 2 : w - MODEL_NORM_ATTN;
     return (a->hf_norms ? a->hf_norms : before)[i];
 }
@@ -198,8 +239,50 @@ static struct place place_of(const struct model *m, enum model_w w)
                               w == MODEL_UP ? F : 0, 2 * F};
     return (struct place){m->gguf ? k->gguf
                           : k->hf ? k->hf
-                                  : hf_norm(m->arch, w),
+                                  : hf_name(m->arch, w),
                           0, dim_size(c, k->rows)};
+}
+
+/* "[rows, cols]", with planes before them where there are any. */
+static const char *shape_text(struct dims d, char buf[80])
+{
+    const int at = d.planes == 1 ? 0 : snprintf(buf, 40, "[%zu, ", d.planes);
+    (void)snprintf(buf + at, 80 - (size_t)at, "%s%zu, %zu]", at ? "" : "[", d.rows, d.cols);
+    return buf;
+}
+
+int model_take(struct model *m, const char *name, struct dims d, struct tensor **ret,
+               struct err *err)
+{
+    struct tensor *t = tensors_find(m->tensors, name);
+    char is[80], wanted[80];
+    if (!t) return err_set(err, -EBADMSG, "tensor \"%s\" is missing", name);
+    const struct dims has = {t->planes, t->rows, t->cols};
+    /* What is 1 may have lost its dimension, so only sizes are compared. */
+    if (t->n_dims > 3 || t->n_dims < 1 || has.planes != d.planes || has.rows != d.rows ||
+        has.cols != d.cols)
+        return err_set(err, -EBADMSG, "tensor \"%s\" has shape %s, expected %s", name,
+                       shape_text(has, is), shape_text(d, wanted));
+    if (!t->type)
+        return err_set(err, -ENOTSUP, "tensor \"%s\" has type %s, which is not supported", name,
+                       t->type_name);
+    if (d.cols % t->type->block != 0 ||
+        t->size_bytes != d.planes * d.rows * (d.cols / t->type->block) * t->type->bytes)
+        return err_set(err, -EBADMSG, "tensor \"%s\" has the wrong size", name);
+    t->used = true;
+    *ret = t;
+    return 0;
+}
+
+/* Vectors are as short as routers are small: neither says what the file's precision is. */
+void model_bind(struct model *m, enum model_w w, unsigned layer, struct weight x)
+{
+    if (kinds[w].rows != DIM_1 && w != MODEL_ROUTER) {
+        if (x.type->id == QUANT_F32) m->cfg.file_f32 = true;
+        if ((size_t)x.type->bytes * 8 > (size_t)x.type->block * 16)
+            m->cfg.file_bf16_or_less = false;
+    }
+    m->w[slot(w, layer)] = x;
 }
 
 static int bind_one(struct model *m, enum model_w w, unsigned layer, struct err *err)
@@ -207,30 +290,17 @@ static int bind_one(struct model *m, enum model_w w, unsigned layer, struct err 
     const struct weight_kind *k = &kinds[w];
     const struct place place = place_of(m, w);
     char name[96];
+    const struct dims d = {1, place.rows, dim_size(&m->cfg, k->cols)};
+    struct tensor *t = NULL;
     tensor_name(m, w, layer, place.rest, name, sizeof(name));
-    struct tensor *t = tensors_find(m->tensors, name);
-    if (!t) return err_set(err, -EBADMSG, "tensor \"%s\" is missing", name);
-    size_t rows = place.rows, cols = dim_size(&m->cfg, k->cols);
-    bool vector = k->rows == DIM_1;
-    /* A matrix with one row may have lost its outer dimension, so only sizes are compared. */
-    if (t->n_dims > 2 || t->n_dims < 1 || t->rows != rows || t->cols != cols)
-        return err_set(err, -EBADMSG, "tensor \"%s\" has shape [%zu, %zu], expected [%zu, %zu]",
-                       name, t->rows, t->cols, rows, cols);
-    if (!t->type)
-        return err_set(err, -ENOTSUP, "tensor \"%s\" has type %s, which is not supported", name,
-                       t->type_name);
-    if (vector && t->type->block != 1)
+    int r = model_take(m, name, d, &t, err);
+    if (r < 0) return r;
+    if (k->rows == DIM_1 && t->type->block != 1)
         return err_set(err, -ENOTSUP, "vector \"%s\" is quantised (%s)", name, t->type_name);
-    if (cols % t->type->block != 0 ||
-        t->size_bytes != rows * (cols / t->type->block) * t->type->bytes)
-        return err_set(err, -EBADMSG, "tensor \"%s\" has the wrong size", name);
-    if (!vector && t->type->id == QUANT_F32) m->cfg.file_f32 = true;
-    if (!vector && (size_t)t->type->bytes * 8 > (size_t)t->type->block * 16)
-        m->cfg.file_bf16_or_less = false;
-    t->used = true;
-    const size_t row_bytes = t->size_bytes / rows;
-    m->w[slot(w, layer)] = (struct weight){t->data + place.at * row_bytes, t->type,
-                                           dim_size(&m->cfg, k->rows) * row_bytes};
+    const size_t row_bytes = t->size_bytes / place.rows;
+    model_bind(m, w, layer,
+               (struct weight){t->data + place.at * row_bytes, t->type,
+                               dim_size(&m->cfg, k->rows) * row_bytes, NULL});
     return 0;
 }
 
@@ -244,18 +314,25 @@ static bool harmless(const struct model *m, const char *name)
     return m->cfg.tied && strcmp(name, "lm_head.weight") == 0;
 }
 
+static int bind_layer(struct model *m, unsigned l, struct err *err)
+{
+    int r = 0;
+    for (int w = l == 0 ? 0 : N_GLOBAL; r == 0 && w < MODEL_W_COUNT; w++)
+        if (kinds[w].gguf && model_wants(&m->cfg, kinds[w].when))
+            r = bind_one(m, (enum model_w)w, l, err);
+    return r == 0 && m->cfg.experts.n ? model_bind_experts(m, l, err) : r;
+}
+
 static int bind_all(struct model *m, struct err *err)
 {
-    size_t n = slot(MODEL_NORM_ATTN, m->cfg.L);
+    const size_t n = slot(MODEL_NORM_ATTN, m->cfg.L);
     m->w = mem_zalloc(n * sizeof(*m->w));
-    if (!m->w) return err_set(err, -ENOMEM, "out of memory");
+    m->parts = mem_zalloc((size_t)3 * m->cfg.L * m->cfg.experts.n * sizeof(*m->parts) + 1);
+    if (!m->w || !m->parts) return err_set(err, -ENOMEM, "out of memory");
     m->cfg.file_bf16_or_less = true;
     for (unsigned l = 0; l < m->cfg.L; l++) {
-        for (int w = l == 0 ? 0 : N_GLOBAL; w < MODEL_W_COUNT; w++) {
-            if (!model_wants(&m->cfg, kinds[w].when)) continue;
-            int r = bind_one(m, (enum model_w)w, l, err);
-            if (r < 0) return r;
-        }
+        int r = bind_layer(m, l, err);
+        if (r < 0) return r;
     }
     if (m->cfg.tied) m->w[MODEL_LM_HEAD] = m->w[MODEL_EMBED];
     for (size_t i = 0; i < m->tensors->n; i++) {
@@ -267,16 +344,29 @@ static int bind_all(struct model *m, struct err *err)
     return 0;
 }
 
-static void hash_bytes(XXH3_state_t *st, const void *p, size_t n)
+enum { SAMPLE = 64 << 10 }; /* chosen: 300 tensors of a big file stay under 40 MB of reading */
+
+static void hash_bytes(XXH3_state_t *st, const void *p, size_t n, size_t sample)
 {
-    enum { SAMPLE = 64 << 10 }; /* chosen: 300 tensors of a big file stay under 40 MB of reading */
     const uint8_t *b = p;
-    if (n <= 2 * SAMPLE) {
+    if (n <= 2 * sample) {
         (void)XXH3_128bits_update(st, b, n);
         return;
     }
-    (void)XXH3_128bits_update(st, b, SAMPLE);
-    (void)XXH3_128bits_update(st, b + n - SAMPLE, SAMPLE);
+    (void)XXH3_128bits_update(st, b, sample);
+    (void)XXH3_128bits_update(st, b + n - sample, sample);
+}
+
+/* Of the experts a share each: the same bytes wherever they stand. */
+static void hash_weight(XXH3_state_t *st, const struct model *m, size_t at)
+{
+    const struct weight *x = &m->w[at];
+    const bool experts =
+        at >= N_GLOBAL &&
+        kinds[N_GLOBAL + (at - N_GLOBAL) % (MODEL_W_COUNT - N_GLOBAL)].gguf == NULL;
+    const size_t n = experts ? m->cfg.experts.n : 1, bytes = x->size_bytes / n;
+    for (size_t i = 0; i < n; i++)
+        hash_bytes(st, x->part ? x->part[i] : x->data + i * bytes, bytes, SAMPLE / n);
 }
 
 /* What a model differs by from those that came first goes in where it does, so that theirs stay. */
@@ -323,6 +413,9 @@ static int fingerprint(struct model *m, struct err *err)
         e = buf_addf(&b, " %d %a %a %a %a %a %a %a %a %d", r->type, r->base, r->factor,
                      r->low_freq_factor, r->high_freq_factor, r->orig_ctx, r->beta_fast,
                      r->beta_slow, r->attn_factor, r->no_truncate);
+    if (e == 0 && c->experts.n)
+        e = buf_addf(&b, " experts %u %u %u %u %d", c->experts.n, c->experts.used, c->experts.F,
+                     c->experts.shared_F, c->experts.renorm);
     if (e == 0) e = print_more(c, &b);
     for (unsigned l = 0; l < c->L && e == 0; l++)
         for (int w = l == 0 ? 0 : N_GLOBAL; w < MODEL_W_COUNT && e == 0; w++)
@@ -332,10 +425,11 @@ static int fingerprint(struct model *m, struct err *err)
     if (e == 0) (void)XXH3_128bits_update(&st, b.data, b.len);
     buf_fini(&b);
     if (e < 0) return err_set(err, -ENOMEM, "out of memory");
-    if (r->freq_factors) hash_bytes(&st, r->freq_factors, c->n_rot / 2 * sizeof(float));
-    if (r->long_factors) hash_bytes(&st, r->long_factors, c->n_rot / 2 * sizeof(float));
+    const size_t n_freqs = c->n_rot / 2 * sizeof(float);
+    if (r->freq_factors) hash_bytes(&st, r->freq_factors, n_freqs, SAMPLE);
+    if (r->long_factors) hash_bytes(&st, r->long_factors, n_freqs, SAMPLE);
     for (size_t i = 0; i < slot(MODEL_NORM_ATTN, c->L); i++)
-        if (m->w[i].data) hash_bytes(&st, m->w[i].data, m->w[i].size_bytes);
+        if (m->w[i].data) hash_weight(&st, m, i);
     XXH128_hash_t h = XXH3_128bits_digest(&st);
     c->fingerprint[0] = h.high64;
     c->fingerprint[1] = h.low64;
@@ -388,7 +482,8 @@ static int check_and_bind(struct model *m, struct err *err)
     if (r < 0) return r;
     if (!m->cfg.name[0]) name_from_path(m);
     if (m->cfg.K > 0 && m->cfg.attn_scale == 0) m->cfg.attn_scale = 1 / sqrtf((float)m->cfg.K);
-    r = check_config(m, err);
+    r = model_settle_experts(&m->cfg, err);
+    if (r == 0) r = check_config(m, err);
     if (r == 0) r = bind_all(m, err);
     if (r == 0 && m->arch->scales_embed) m->cfg.embed_scale = width_scale(m);
     return r < 0 ? r : fingerprint(m, err);
@@ -432,6 +527,7 @@ void model_close(struct model *m)
     mem_free(m->freq_factors);
     mem_free(m->long_factors);
     mem_free(m->w);
+    mem_free(m->parts);
     mem_free(m->path);
     mem_free(m);
 }
@@ -457,7 +553,9 @@ bool model_has(const struct model *m, enum model_w w, unsigned layer)
 
 bool model_random(const struct model *m, enum model_w w, unsigned layer, struct rng_field *ret)
 {
-    if (!m->random || !model_has(m, w, layer) || model_w_rows(m, w) == 1) return false;
+    /* What several matrices are filled from comes by rows, each with its own. */
+    if (!m->random || !model_has(m, w, layer) || model_w_rows(m, w) == 1 || !kinds[w].gguf)
+        return false;
     *ret = shape_field(m, w, layer);
     return true;
 }
@@ -490,7 +588,18 @@ static size_t interleaved(size_t r, const struct model_cfg *c)
 
 static bool is_norm(enum model_w w)
 {
-    return w == MODEL_NORM_OUT || w == MODEL_NORM_ATTN || w == MODEL_NORM_FFN || w >= MODEL_Q_NORM;
+    return w == MODEL_NORM_OUT || w == MODEL_NORM_ATTN || w == MODEL_NORM_FFN ||
+           (w >= MODEL_Q_NORM && w <= MODEL_POST_FFN);
+}
+
+/* Where row `row` is, and how many from there on follow each other. */
+static const uint8_t *rows_at(const struct model *m, const struct weight *x, enum model_w w,
+                              size_t row, size_t row_bytes, size_t *ret_n)
+{
+    const size_t rows = model_w_rows(m, w), per = x->part ? rows / m->cfg.experts.n : rows;
+    const uint8_t *from = x->part ? x->part[row / per] : x->data;
+    *ret_n = per - row % per;
+    return from + row % per * row_bytes;
 }
 
 int model_rows(const struct model *m, enum model_w w, unsigned layer, size_t row0, size_t n,
@@ -513,7 +622,11 @@ int model_rows(const struct model *m, enum model_w w, unsigned layer, size_t row
         for (size_t i = 0; i < cols; i++)
             quant_to_f32(x->type, x->data + interleaved(i, &m->cfg) * x->type->bytes, 1, out + i);
     } else {
-        quant_to_f32(x->type, x->data + row0 * row_bytes, n * cols, out);
+        for (size_t i = 0, now; i < n; i += now) {
+            const uint8_t *from = rows_at(m, x, w, row0 + i, row_bytes, &now);
+            if (now > n - i) now = n - i;
+            quant_to_f32(x->type, from, now * cols, out + i * cols);
+        }
     }
     if (m->norm_less_one && is_norm(w))
         for (size_t i = 0; i < n * cols; i++)
@@ -537,7 +650,8 @@ int model_codes(const struct model *m, enum model_w w, unsigned layer, size_t ro
     uint16_t *d = room, *mins = d + cols / 32;
     int8_t *q = (int8_t *)(mins + cols / 32), *s = q + 2 * cols;
     *ret = (struct codes_row){q, d, mins, s, (uint8_t *)s + cols / 16};
-    quant_to_codes(x->type, x->data + row * row_bytes, cols, ret);
+    size_t n;
+    quant_to_codes(x->type, rows_at(m, x, w, row, row_bytes, &n), cols, ret);
     return 0;
 }
 

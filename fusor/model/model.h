@@ -36,10 +36,18 @@ struct model_rope {
 enum { MODEL_LAYER_LOCAL = 1 /* a window, rope_local */, MODEL_LAYER_NOPE = 2 /* no rotation */ };
 /* Where a block's norms stand: before what it computes, behind it (before it is added), or both. */
 enum model_norms { MODEL_NORMS_BEFORE, MODEL_NORMS_BEHIND, MODEL_NORMS_AROUND };
+/* A mixture of experts in place of each layer's feed-forward part: kn_moe(). */
+struct model_experts {
+    unsigned n, used;  /* that there are, 0: no mixture; that a token goes through */
+    unsigned F;        /* width of one */
+    unsigned shared_F; /* of the one that every token goes through; 0: none */
+    bool renorm;       /* weights of those used sum to 1 */
+};
 struct model_cfg {
     char arch[32];  /* "llama", "mistral", "qwen2", … */
     char name[128]; /* from the file, or the path's last part */
-    unsigned L, D, H, G, K, F, V;
+    unsigned L, D, H, G, K, F, V; /* F: of a mixture, the width that a token goes through */
+    struct model_experts experts;
     unsigned ctx_max; /* tokens the model was made for */
     float rms_eps;
     bool qkv_bias, o_bias, tied;
@@ -79,6 +87,14 @@ enum model_w {                  /* weight kinds; per-layer ones take a layer ind
                MODEL_K_NORM, /* [K]; wide: [H*K], [G*K] */
                MODEL_POST_ATTN,
                MODEL_POST_FFN, /* [D] norms behind these two */
+               MODEL_ROUTER, /* [experts.n, D] */
+               MODEL_EXPERT_GATE,
+               MODEL_EXPERT_UP,   /* [experts.n * experts.F, D]: one expert below the other */
+               MODEL_EXPERT_DOWN, /* [experts.n * D, experts.F] */
+               MODEL_SHARED_GATE,
+               MODEL_SHARED_UP,     /* [shared_F, D] */
+               MODEL_SHARED_DOWN,   /* [D, shared_F] */
+               MODEL_SHARED_ROUTER, /* [D] */
                MODEL_W_COUNT
 };
 struct model;

@@ -11,14 +11,17 @@
 
 /* What the engine does for architectures of some kind or for none, and the one value at which it
  * makes no difference. */
-enum kind { NEVER, MULTIPLIERS, CAPS };
+enum kind { NEVER, MULTIPLIERS, CAPS, EXPERTS };
 static const struct {
     const char *key;
     double neutral;
     enum kind unless;
     const char *what;
 } refused[] = {
-    {"expert_count", 0, NEVER, "is a mixture of experts"},
+    {"expert_count", 0, EXPERTS, "is a mixture of experts"},
+    {"expert_gating_func", 1, NEVER, "chooses experts by another function than softmax"},
+    {"expert_weights_scale", 1, NEVER, "scales what its experts give"},
+    {"leading_dense_block_count", 0, NEVER, "has layers without experts"},
     {"embedding_scale", 1, MULTIPLIERS, "scales its embeddings"},
     {"residual_scale", 1, MULTIPLIERS, "scales its residual stream"},
     {"logit_scale", 1, MULTIPLIERS, "scales its logits"},
@@ -167,11 +170,30 @@ static int read_freq_factors(struct model *m, struct keys *k, struct err *err)
     return 0;
 }
 
+static int read_experts(struct model *m, struct keys *k, struct err *err)
+{
+    const struct model_arch_experts *a = &m->arch->experts;
+    const bool there = gguf_find(m->gguf, key(k, "expert_count"));
+    struct model_cfg *c = &m->cfg;
+    struct model_experts *e = &c->experts;
+    if (!a->width && !(a->optional && there)) return 0;
+    const struct tensor *shared = a->shared ? find_tensor(m, "blk.0.ffn_up_shexp.weight") : NULL;
+    int r = get_count(k, "expert_count", 0, &e->n, err);
+    if (r < 0 || e->n == 0) return r;
+    r = get_count(k, "expert_used_count", 0, &e->used, err);
+    if (r == 0) r = get_count(k, "expert_feed_forward_length", c->F, &e->F, err);
+    if (shared) e->shared_F = shared->rows < MODEL_F_MAX ? (unsigned)shared->rows : UINT32_MAX;
+    e->renorm = a->renorm;
+    (void)gguf_bool(m->gguf, key(k, "expert_weights_norm"), &e->renorm);
+    return r;
+}
+
 static int refuse_gguf_features(struct model *m, struct keys *k, struct err *err)
 {
     for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++) {
         if (refused[i].unless == MULTIPLIERS && m->arch->multipliers) continue;
         if (refused[i].unless == CAPS && m->arch->caps) continue;
+        if (refused[i].unless == EXPERTS && m->cfg.experts.n) continue;
         if (get(k, refused[i].key, refused[i].neutral) != refused[i].neutral)
             return err_set(err, -ENOTSUP, "%s (\"%s\"), which is not supported", refused[i].what,
                            k->buf);
@@ -239,6 +261,7 @@ int model_from_gguf(struct model *m, struct err *err)
     c->act = a->act;
     struct keys k = {.g = m->gguf, .arch = c->arch};
     int r = read_dims(m, &k, err);
+    if (r == 0) r = read_experts(m, &k, err);
     if (r == 0) r = refuse_gguf_features(m, &k, err);
     if (r == 0) r = read_rope(m, &k, err);
     if (r == 0) r = read_freq_factors(m, &k, err);

@@ -17,7 +17,7 @@ static const char *const multipliers[] = {
     "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling",
     "logit_scale",          "embedding_scale",     "mup_enabled",
 };
-static const char *const experts[] = {"num_experts", "num_local_experts", "n_routed_experts"};
+static const char *const expert_counts[] = {"num_experts", "num_local_experts", "n_routed_experts"};
 
 static bool given(json_t *o, const char *key)
 {
@@ -250,13 +250,13 @@ static int read_layer_bits(struct reader *d, struct model *m, json_t *j, uint8_t
     const unsigned L = m->cfg.L;
     json_t *types = per_layer(d, j, "layer_types", L);
     json_t *rotate = a->nope_every ? per_layer(d, j, "no_rope_layers", L) : NULL;
-    const unsigned begin = a->window_switch ? count(d, j, "max_window_layers", 28) : 0;
+    const unsigned begin = a->window_begin ? count(d, j, "max_window_layers", a->window_begin) : 0;
     const unsigned every =
         a->local_every ? count(d, j, "sliding_window_pattern", a->local_every) : L + 1;
     const unsigned still =
         a->nope_every ? count(d, j, "no_rope_layer_interval", a->nope_every) : L + 1;
     if (d->r < 0) return d->r;
-    if (a->nope_every && m->cfg.window && !types)
+    if (a->window_by_types && m->cfg.window && !types)
         return err_set(d->err, -ENOTSUP, "has a sliding window without types of layers");
     if (every == 0 || still == 0)
         return err_set(d->err, -EBADMSG, "the pattern of its layers is damaged");
@@ -320,6 +320,7 @@ static int refuse_hf_features(struct reader *d, const struct model_arch *a, json
                        name ? name : "?");
     if (flag(d, j, "use_bidirectional_attention", false))
         return err_set(d->err, -ENOTSUP, "attends in both directions");
+    if (given(j, "clip_qkv")) return err_set(d->err, -ENOTSUP, "clamps Q, K and V (clip_qkv)");
     if (given(j, "quantization_config"))
         return err_set(d->err, -ENOTSUP, "has a quantization_config, which is not supported");
     if (flag(d, j, "mlp_bias", false))
@@ -330,11 +331,27 @@ static int refuse_hf_features(struct reader *d, const struct model_arch *a, json
         if (!json_is_number(v) || json_number_value(v) != 1)
             return err_set(d->err, -ENOTSUP, "\"%s\" is not supported", multipliers[i]);
     }
-    for (size_t i = 0; i < sizeof(experts) / sizeof(experts[0]); i++) {
-        json_t *v = json_object_get(j, experts[i]);
-        if (json_is_integer(v) && json_integer_value(v) > 0)
-            return err_set(d->err, -ENOTSUP, "is a mixture of experts (\"%s\")", experts[i]);
-    }
+    return d->r;
+}
+
+static int read_experts(struct reader *d, struct model *m, json_t *j)
+{
+    const struct model_arch_experts *a = &m->arch->experts;
+    struct model_experts *e = &m->cfg.experts;
+    const char *key = NULL;
+    for (size_t i = 0; e->n == 0 && i < sizeof(expert_counts) / sizeof(expert_counts[0]); i++)
+        e->n = count(d, j, key = expert_counts[i], 0);
+    json_t *dense = take(d, j, "mlp_only_layers");
+    if (d->r < 0) return d->r;
+    if (!a->width)
+        return e->n ? err_set(d->err, -ENOTSUP, "is a mixture of experts (\"%s\")", key) : 0;
+    if (e->n == 0) return err_set(d->err, -EBADMSG, "\"num_experts\" is missing");
+    e->used = count(d, j, "num_experts_per_tok", -1);
+    e->F = count(d, j, a->width, -1);
+    e->renorm = a->renorm_key ? flag(d, j, "norm_topk_prob", false) : a->renorm;
+    if (a->shared) e->shared_F = count(d, j, "shared_expert_intermediate_size", -1);
+    if (count(d, j, "decoder_sparse_step", 1) != 1 || json_array_size(dense) > 0)
+        return err_set(d->err, -ENOTSUP, "has layers without experts");
     return d->r;
 }
 
@@ -348,13 +365,14 @@ static int read_config(struct model *m, json_t *j, struct err *err)
     (void)snprintf(c->arch, sizeof(c->arch), "%s", a->name);
     r = refuse_hf_features(&d, a, j);
     if (r == 0) r = read_dims(&d, m, j);
+    if (r == 0) r = read_experts(&d, m, j);
     if (r == 0) r = read_rope(&d, m, j);
     if (r == 0) r = read_layers(&d, m, j);
     if (r == 0) r = read_scales(&d, m, j);
     if (r < 0) return r;
     c->tied = flag(&d, j, "tie_word_embeddings", a->tied);
     c->o_bias = a->bias_key && flag(&d, j, "attention_bias", false);
-    c->qkv_bias = a->qkv_bias || c->o_bias;
+    c->qkv_bias = flag(&d, j, "qkv_bias", a->qkv_bias || c->o_bias);
     if (a->qkv_bias_key) c->qkv_bias = flag(&d, j, "attention_bias", true);
     c->qk_norm = a->qk_norm;
     c->qk_norm_wide = a->qk_norm_wide;

@@ -10,10 +10,11 @@
 #include "fusor/model/safetensors.h"
 #include "fusor/model/tensors.h"
 
-struct weight {          /* one bound tensor */
+struct weight {          /* one bound tensor, or as many as there are experts */
     const uint8_t *data; /* NULL: the model has none */
     const struct quant_type *type;
-    size_t size_bytes;
+    size_t size_bytes;          /* of all of it */
+    const uint8_t *const *part; /* [experts.n] where each one's rows are; NULL: all from data on */
 };
 
 struct model {
@@ -29,10 +30,11 @@ struct model {
     bool norm_less_one;            /* norms come less 1 */
     uint8_t *layers;               /* owned, as the next two: what cfg has of that name, or NULL */
     float *freq_factors, *long_factors;
-    struct weight *w; /* [3 + L * (MODEL_W_COUNT - 3)] */
+    struct weight *w;      /* [3 + L * (MODEL_W_COUNT - 3)] */
+    const uint8_t **parts; /* [3 * L * experts.n] what weights' `part` points into, or NULL */
 };
 
-/* Limits of what a file may ask for; chosen well above any published dense model. */
+/* Limits of what a file may ask for; chosen well above any published model. */
 enum {
     MODEL_L_MAX = 1024,
     MODEL_D_MAX = 1 << 16,
@@ -40,7 +42,8 @@ enum {
     MODEL_K_MAX = 1 << 10,
     MODEL_F_MAX = 1 << 20,
     MODEL_V_MAX = 1 << 22,
-    MODEL_CTX_MAX = 1 << 28
+    MODEL_CTX_MAX = 1 << 28,
+    MODEL_EXPERTS_MAX = 1024 /* KN_EXPERTS_MAX */
 };
 
 /* Fill cfg, tensors and permuted from m->gguf (what it says is to be told of the file) / from the
@@ -57,6 +60,20 @@ int model_set_layers(struct model *m, const uint8_t *bits, struct err *err);
 void model_scale_residual(struct model_cfg *c, double embed, double residual);
 /* A copy of n divisors of frequencies, the caller's in any case. -EBADMSG: no numbers above 0. */
 int model_own_factors(const void *f, size_t n, const char *name, float **ret, struct err *err);
+/* ---- model.c ---- */
+/* The tensor of this name, which has this shape and a known type, is used. -EBADMSG,
+ * -ENOTSUP. */
+struct dims {
+    size_t planes, rows, cols;
+};
+int model_take(struct model *m, const char *name, struct dims d, struct tensor **ret,
+               struct err *err);
+void model_bind(struct model *m, enum model_w w, unsigned layer, struct weight x);
+/* ---- model_experts.c ---- */
+/* -EBADMSG where cfg has what cannot be a mixture; else cfg's F follows. Binds its
+ * weights of a layer. */
+int model_settle_experts(struct model_cfg *c, struct err *err);
+int model_bind_experts(struct model *m, unsigned layer, struct err *err);
 /* shape.c: what a matrix of a random model is drawn from, and rows of any weight of it. */
 struct rng_field shape_field(const struct model *m, enum model_w w, unsigned layer);
 void shape_rows(const struct model *m, enum model_w w, unsigned layer, size_t row0, size_t n,

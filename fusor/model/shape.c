@@ -36,12 +36,18 @@ static const struct model_cfg shapes[] = {
     /* Qwen/Qwen3-8B */
     {"qwen3", "qwen3-8b", DIMS(36, 4096, 32, 8, 128, 12288, 151936, 40960), .rms_eps = 1e-6f,
      .rope.base = 1e6, .qk_norm = true},
+    /* mistralai/Mixtral-8x7B-Instruct-v0.1 */
+    {"mixtral", "mixtral-8x7b", DIMS(32, 4096, 32, 8, 128, 0, 32000, 32768), .rms_eps = 1e-5f,
+     .rope.base = 1e6, .experts = {8, 2, 14336, 0, true}},
+    /* Qwen/Qwen3-30B-A3B */
+    {"qwen3moe", "qwen3-30b-a3b", DIMS(48, 2048, 32, 4, 128, 0, 151936, 40960), .rms_eps = 1e-6f,
+     .rope.base = 1e6, .qk_norm = true, .experts = {128, 8, 768, 0, true}},
 };
 enum { N_SHAPES = sizeof shapes / sizeof *shapes };
 
 static int unknown(const char *text, struct err *err)
 {
-    char known[96] = "";
+    char known[128] = "";
     size_t at = 0;
     for (size_t i = 0; i < N_SHAPES; i++)
         at +=
@@ -70,6 +76,8 @@ int shape_parse(const char *text, struct model_cfg *ret, struct err *err)
     }
     struct model_cfg c = *s;
     c.L = L;
+    int r = model_settle_experts(&c, err);
+    if (r < 0) return r;
     c.attn_scale = 1 / sqrtf((float)c.K);
     c.embed_scale = c.logit_scale = 1;
     c.n_rot = c.K;
@@ -86,11 +94,12 @@ struct rng_field shape_field(const struct model *m, enum model_w w, unsigned lay
     const double keep = 1 / sqrt((double)model_w_cols(m, w)), logit = 3 / sqrt((double)c->D),
                  token = c->tied ? logit : 1;
     if (w == MODEL_LM_HEAD && c->tied) w = MODEL_EMBED;
-    const double spread = w == MODEL_EMBED                  ? token
-                          : w == MODEL_LM_HEAD              ? logit
-                          : w == MODEL_Q || w == MODEL_K    ? keep * sqrt(2)
-                          : w == MODEL_O || w == MODEL_DOWN ? keep * token / sqrt(2.0 * c->L)
-                                                            : keep;
+    const double spread = w == MODEL_EMBED               ? token
+                          : w == MODEL_LM_HEAD           ? logit
+                          : w == MODEL_Q || w == MODEL_K ? keep * sqrt(2)
+                          : w == MODEL_O || w == MODEL_DOWN || w == MODEL_EXPERT_DOWN
+                              ? keep * token / sqrt(2.0 * c->L)
+                              : keep;
     struct rng r = {(uint64_t)w << 32 | layer};
     return (struct rng_field){.seed = rng_next(&r), .scale = (float)(sqrt(3) * spread)};
 }

@@ -16,6 +16,7 @@ enum {
     KN_SLOT_KV,              /* rows of a record on their way into pages */
     KN_SLOT_WEIGHTS,         /* coded weights as f32, a block of the GEMM's */
     KN_SLOT_PICK,            /* the scores that kn_top() is asked for, kn_draw()'s distances */
+    KN_SLOT_MOE,             /* rows on their way to experts and back */
     KN_SLOTS_ALL,
 };
 
@@ -31,8 +32,7 @@ enum {
 struct kn_gemm_job {
     const float *a;
     size_t lda, m;
-    const void
-        *b; /* packed panels: [n / nr][k][nr] f32, or [n / nr][k / 2][nr][2] bf16; or NULL: */
+    const void *b; /* packed panels (mat.c), or NULL: */
     const struct kn_coded *coded;
     bool as_f32; /* coded: not rounded to bf16 on the way */
     void *block; /* room for a block of them, unpacked: KN_GEMM_BLOCK bytes */
@@ -137,10 +137,12 @@ struct kn_mat { /* as struct kn_mat_head */
 };
 
 /* dev.c fills the device's tables from these and its own. */
-extern const struct kn_mat_ops kn_cpu_mat_ops;                       /* mat.c */
-extern const struct kn_run_ops kn_cpu_run_ops;                       /* pool.c */
-extern const struct kn_row_ops kn_cpu_row_ops;                       /* ops.c */
-int kn_cpu_gemm(struct kn_stream *st, const struct kn_gemm_args *a); /* mat.c */
+extern const struct kn_mat_ops kn_cpu_mat_ops;                                  /* mat.c */
+extern const struct kn_run_ops kn_cpu_run_ops;                                  /* pool.c */
+extern const struct kn_row_ops kn_cpu_row_ops;                                  /* ops.c */
+int kn_cpu_gemm(struct kn_stream *st, const struct kn_gemm_args *a);            /* mat.c */
+int kn_cpu_gemms(struct kn_stream *st, const struct kn_gemm_args *a, size_t n); /* of one shape */
+typeof(kn_moe) kn_cpu_moe;                                                      /* moe.c */
 int kn_cpu_tune(struct kn_dev *d, const struct kn_tuning *t);
 
 /* pool.c */

@@ -90,6 +90,11 @@ static int mat_create(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_
     return kn_mat_create_kind(d, n, k, d->gemm, ret_mat);
 }
 
+static int mat_create_f32(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat)
+{
+    return kn_mat_create_kind(d, n, k, GEMM_OWN_F32, ret_mat);
+}
+
 static void fill_f32(struct kn_mat *w, size_t row, const float *x)
 {
     size_t nr = w->dev->simd->nr;
@@ -178,23 +183,29 @@ const struct kn_mat_ops kn_cpu_mat_ops = {.create = mat_create,
                                           .bytes = mat_bytes,
                                           .destroy = mat_destroy,
                                           .create_coded = mat_create_coded,
-                                          .fill_codes = mat_fill_codes};
+                                          .fill_codes = mat_fill_codes,
+                                          .create_f32 = mat_create_f32};
 
+/* Products with weights of one shape; items are whole groups of a weight's panels. */
 struct gemm_par {
-    const struct kn_gemm_job *job;
-    const struct kn_mat *w;
-    size_t n_panels, group, n_items; /* items are whole groups of panels */
+    const struct kn_gemm_args *a;
+    size_t n_items; /* of each product */
 };
 
-static size_t n_groups(const struct gemm_par *g)
+static size_t group_of(const struct kn_mat *w)
 {
-    return (g->n_panels + g->group - 1) / g->group;
+    return w->coded ? KN_GEMM_FEW : 1;
 }
 
-static size_t item_start(const struct gemm_par *g, size_t item)
+static size_t n_groups(const struct kn_mat *w)
 {
-    const size_t p = item * n_groups(g) / g->n_items * g->group;
-    return p < g->n_panels ? p : g->n_panels;
+    return (panels_of(w) + group_of(w) - 1) / group_of(w);
+}
+
+static size_t item_start(const struct kn_mat *w, size_t n_items, size_t item)
+{
+    const size_t p = item * n_groups(w) / n_items * group_of(w), end = panels_of(w);
+    return p < end ? p : end;
 }
 
 static int run_panels(const struct kn_mat *w, const struct kn_gemm_job *j, size_t p0, size_t p1)
@@ -209,16 +220,8 @@ static int run_panels(const struct kn_mat *w, const struct kn_gemm_job *j, size_
 static int gemm_item(struct kn_stream *st, void *arg, size_t item)
 {
     const struct gemm_par *g = arg;
-    struct kn_gemm_job j = *g->job;
-    if (j.coded && !(j.block = kn_cpu_scratch(st, KN_SLOT_WEIGHTS, KN_GEMM_BLOCK))) return -ENOMEM;
-    return run_panels(g->w, &j, item_start(g, item), item_start(g, item + 1));
-}
-
-int kn_cpu_gemm(struct kn_stream *st, const struct kn_gemm_args *a)
-{
+    const struct kn_gemm_args *a = &g->a[item / g->n_items];
     const struct kn_mat *w = a->w;
-    if (!w->ready || a->lda < w->k || a->ldc < w->n) return -EINVAL;
-    if (a->m == 0) return 0;
     struct kn_gemm_job j = {.a = a->a,
                             .lda = a->lda,
                             .m = a->m,
@@ -234,13 +237,29 @@ int kn_cpu_gemm(struct kn_stream *st, const struct kn_gemm_args *a)
         j.coded = w->coded;
         /* A code on its way to bf16 costs more than the product with one row. */
         j.as_f32 = w->dev->replaying;
+        if (!(j.block = kn_cpu_scratch(st, KN_SLOT_WEIGHTS, KN_GEMM_BLOCK))) return -ENOMEM;
     }
-    struct gemm_par g = {&j, w, panels_of(w), j.coded ? KN_GEMM_FEW : 1, 1};
+    item %= g->n_items;
+    return run_panels(w, &j, item_start(w, g->n_items, item), item_start(w, g->n_items, item + 1));
+}
+
+int kn_cpu_gemms(struct kn_stream *st, const struct kn_gemm_args *a, size_t n)
+{
+    struct gemm_par g = {a, 1};
+    const struct kn_mat *w = a->w;
+    for (size_t i = 0; i < n; i++) {
+        if (a[i].w->n != w->n || a[i].w->k != w->k || !a[i].w->ready) return -EINVAL;
+        if (a[i].lda < w->k || a[i].ldc < w->n) return -EINVAL;
+    }
     /* One item: about 64 KiB of weights at least, so that taking it costs nothing beside it. */
-    const size_t min_groups = 1 + 16384 / (w->dev->simd->nr * g.group * w->k + 1);
-    const size_t n_items = n_groups(&g) / min_groups,
-                 most = (size_t)w->dev->head.info.n_threads * 4;
-    if (!st->wide || n_items < 2) return gemm_item(st, &g, 0);
-    g.n_items = n_items < most ? n_items : most;
-    return kn_par(st, g.n_items, gemm_item, &g);
+    const size_t min_groups = 1 + 16384 / (w->dev->simd->nr * group_of(w) * w->k + 1);
+    const size_t n_items = n_groups(w) / min_groups,
+                 most = (size_t)w->dev->head.info.n_threads * 4 / n;
+    if (st->wide && n_items > 1 && most > 1) g.n_items = n_items < most ? n_items : most;
+    return n * g.n_items == 1 ? gemm_item(st, &g, 0) : kn_par(st, n * g.n_items, gemm_item, &g);
+}
+
+int kn_cpu_gemm(struct kn_stream *st, const struct kn_gemm_args *a)
+{
+    return a->m ? kn_cpu_gemms(st, a, 1) : a->w->ready ? 0 : -EINVAL;
 }

@@ -514,4 +514,5 @@ const struct kn_row_ops kn_cpu_row_ops = {
     .edit = edit_rows,
     .draw = draw_rows,
     .top = top_scores,
+    .moe = kn_cpu_moe,
 };

@@ -75,16 +75,18 @@ def load_model(name):
         return model
     import gguf
     import make_tiny_models as tiny
+    import numpy as np
 
     tensors = {t.name: t for t in gguf.GGUFReader(os.path.join(DATA, "models", name)).tensors}
     c = model.config
     with torch.no_grad():
         for key, p in model.named_parameters():
-            t = tensors[tiny.gguf_name(key)]
-            x = gguf.quants.dequantize(t.data, t.tensor_type)
+            parts = [tensors[n] for n in tiny.gguf_names(key, "llama")]
+            parts = [gguf.quants.dequantize(t.data, t.tensor_type) for t in parts]
+            x = np.concatenate(parts, axis=1) if parts[0].ndim > 2 else parts[0]
             heads = {"q_proj": c.num_attention_heads, "k_proj": c.num_key_value_heads}
             part = key.split(".")[-2]
-            if c.model_type == "llama" and part in heads:
+            if c.model_type in ("llama", "mixtral") and part in heads:
                 h = heads[part]  # back from interleaved pairs
                 x = x.reshape(h, x.shape[0] // h // 2, 2, *x.shape[1:]).swapaxes(1, 2)
             p.copy_(torch.from_numpy(x.copy()).reshape(p.shape))
@@ -200,7 +202,8 @@ def main():
         # F32 twins have the logits of their folder; test_golden.c compares them with those.
         names = what[what.index("models") + 1:]
         for name in names or sorted(os.listdir(models)):
-            if os.path.exists(os.path.join(models, name, "config.json")) or name.endswith(".Q8_0.gguf"):
+            if os.path.exists(os.path.join(models, name, "config.json")) or (
+                    name.endswith(".gguf") and not name.endswith(".F32.gguf")):
                 make_model(name)
 
 

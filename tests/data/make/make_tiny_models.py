@@ -127,18 +127,51 @@ MODELS = {
                                            rope_parameters=dict(rope_type="default",
                                                                 rope_theta=1000000.0)),
                        dict(tokenizer=True, thinks=True, seed=3)),
+    "mixtral": ("MixtralConfig", dict(hidden_size=64, num_attention_heads=4, num_key_value_heads=2,
+                                      intermediate_size=32, num_local_experts=4,
+                                      num_experts_per_tok=2, num_hidden_layers=2,
+                                      rope_parameters=dict(rope_type="default",
+                                                           rope_theta=1000000.0)), dict(seed=3)),
+    "mixtral-window": ("MixtralConfig", dict(hidden_size=32, num_attention_heads=2,
+                                             num_key_value_heads=1, intermediate_size=16,
+                                             num_local_experts=3, num_experts_per_tok=2,
+                                             num_hidden_layers=2, sliding_window=17,
+                                             rope_parameters=dict(rope_type="default",
+                                                                  rope_theta=10000.0)), dict(seed=6)),
+    "qwen3moe": ("Qwen3MoeConfig", dict(hidden_size=48, num_attention_heads=3,
+                                        num_key_value_heads=1, head_dim=32, intermediate_size=64,
+                                        moe_intermediate_size=16, num_experts=8,
+                                        num_experts_per_tok=3, norm_topk_prob=True,
+                                        num_hidden_layers=2,
+                                        rope_parameters=dict(rope_type="default",
+                                                             rope_theta=1000000.0)), dict()),
+    "qwen2moe": ("Qwen2MoeConfig", dict(hidden_size=32, num_attention_heads=2,
+                                        num_key_value_heads=1, intermediate_size=64,
+                                        moe_intermediate_size=24, num_experts=5,
+                                        num_experts_per_tok=2, norm_topk_prob=False,
+                                        shared_expert_intermediate_size=40, num_hidden_layers=2,
+                                        rope_parameters=dict(rope_type="default",
+                                                             rope_theta=1000000.0)),
+                 dict(fused=True)),
+    "olmoe": ("OlmoeConfig", dict(hidden_size=32, num_attention_heads=2, num_key_value_heads=1,
+                                  intermediate_size=16, num_experts=6, num_experts_per_tok=2,
+                                  norm_topk_prob=False, num_hidden_layers=2,
+                                  rope_parameters=dict(rope_type="default", rope_theta=10000.0)),
+              dict()),
 }
 GGUF = [("llama3", "Q8_0"), ("llama-linear", "F32"), ("qwen2", "F32"), ("qwen3", "F32"),
         ("smollm2", "F32"), ("gemma2", "F32"), ("gemma3", "F32"), ("phi3", "F32"),
         ("phi3-long", "F32"), ("granite", "F32"), ("smollm3", "F32"), ("olmo2", "F32"),
-        ("glm4", "F32")]
+        ("glm4", "F32"), ("mixtral", "MXFP4"), ("qwen3moe", "F32"), ("qwen2moe", "F32"),
+        ("olmoe", "F32")]
 
 
 def randomize(model, seed, less_one=False):
     """Gains chosen so that attention is peaked, the residual stream grows and logits spread."""
     g = torch.Generator().manual_seed(seed)
     gain = {"q_proj": 1.6, "k_proj": 1.6, "v_proj": 1.2, "o_proj": 1.2, "gate_proj": 1.5,
-            "up_proj": 1.5, "down_proj": 1.5, "lm_head": 3.0, "qkv_proj": 1.5, "gate_up_proj": 1.5}
+            "up_proj": 1.5, "down_proj": 1.5, "lm_head": 3.0, "qkv_proj": 1.5, "gate_up_proj": 1.5,
+            "experts": 1.5, "gate": 2.0, "shared_expert_gate": 1.5}
     with torch.no_grad():
         for name, p in model.named_parameters():
             part = name.split(".")[-2]
@@ -154,7 +187,7 @@ def randomize(model, seed, less_one=False):
             elif part == "embed_tokens":
                 p.copy_(r * (3.0 / math.sqrt(p.shape[1])) if model.config.tie_word_embeddings else r)
             else:
-                p.copy_(r * gain[part] / math.sqrt(p.shape[1]))
+                p.copy_(r * gain[part] / math.sqrt(p.shape[-1]))
 
 
 def classic_config(path):
@@ -248,7 +281,8 @@ def make(name):
         model = model.to(torch.bfloat16)
     folder = os.path.join(OUT, name)
     shutil.rmtree(folder, ignore_errors=True)
-    model.save_pretrained(folder, max_shard_size=opt.get("shard", "10GB"))
+    model.save_pretrained(folder, max_shard_size=opt.get("shard", "10GB"),
+                          save_original_format=not opt.get("fused"))
     extra = os.path.join(folder, "generation_config.json")
     if os.path.exists(extra):
         os.remove(extra)
@@ -284,7 +318,20 @@ NAMES = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.
          "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
          "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
          "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
-         "post_attention_layernorm": "ffn_norm"}
+         "post_attention_layernorm": "ffn_norm", "mlp.gate": "ffn_gate_inp",
+         "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
+         "mlp.shared_expert.down_proj": "ffn_down_shexp",
+         "mlp.shared_expert_gate": "ffn_gate_inp_shexp"}
+EXPERTS = {"mlp.experts.gate_up_proj": ["ffn_gate_exps", "ffn_up_exps"],
+           "mlp.experts.down_proj": ["ffn_down_exps"]}
+
+
+def gguf_names(name, arch):
+    """The tensors of a GGUF file that a parameter becomes: halves of its second dimension."""
+    rest = name.split(".", 3)[-1]
+    if rest in EXPERTS:
+        return [f"blk.{name.split('.')[2]}.{n}.weight" for n in EXPERTS[rest]]
+    return [gguf_name(name, arch)]
 
 
 PACKED = {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
@@ -314,7 +361,8 @@ def make_gguf(name, qtype):
 
     model = AutoModelForCausalLM.from_pretrained(os.path.join(OUT, name), dtype=torch.float32)
     c = model.config
-    arch = {"mistral": "llama", "gemma3_text": "gemma3"}.get(c.model_type, c.model_type)
+    arch = {"mistral": "llama", "mixtral": "llama", "gemma3_text": "gemma3", "qwen2_moe": "qwen2moe",
+            "qwen3_moe": "qwen3moe"}.get(c.model_type, c.model_type)
     k = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
     w = gguf.GGUFWriter(os.path.join(OUT, f"{name}.{qtype}.gguf"), arch)
     w.add_name(f"tiny {name}")
@@ -349,6 +397,14 @@ def make_gguf(name, qtype):
         w.add_residual_scale(c.residual_multiplier)
         w.add_attention_scale(c.attention_multiplier)
         w.add_logit_scale(c.logits_scaling)
+    experts = getattr(c, "num_local_experts", None) or getattr(c, "num_experts", None)
+    if experts:
+        w.add_expert_count(experts)
+        w.add_expert_used_count(c.num_experts_per_tok)
+    if hasattr(c, "moe_intermediate_size"):
+        w.add_expert_feed_forward_length(c.moe_intermediate_size)
+    if hasattr(c, "shared_expert_intermediate_size"):
+        w.add_expert_shared_feed_forward_length(c.shared_expert_intermediate_size)
     if k * c.num_attention_heads != c.hidden_size:
         w.add_key_length(k)
         w.add_value_length(k)
@@ -385,11 +441,16 @@ def make_gguf(name, qtype):
             x = permute(x, c.num_attention_heads)
         if arch in INTERLEAVED and ".k_proj." in key:
             x = permute(x, c.num_key_value_heads)
-        if qtype == "F32" or x.ndim == 1:
-            w.add_tensor(gguf_name(key, arch), np.ascontiguousarray(x))
-        else:
-            t = gguf.GGMLQuantizationType[qtype]
-            w.add_tensor(gguf_name(key, arch), gguf.quants.quantize(x, t), raw_dtype=t)
+        if key.endswith("shared_expert_gate.weight"):
+            x = x[0]
+        names = gguf_names(key, arch)
+        for n, part in zip(names, np.split(x, len(names), axis=1) if x.ndim > 2 else [x]):
+            part = np.ascontiguousarray(part)
+            if qtype == "F32" or x.ndim == 1 or "ffn_gate_inp" in n:
+                w.add_tensor(n, part)
+            else:
+                t = gguf.GGMLQuantizationType[qtype]
+                w.add_tensor(n, gguf.quants.quantize(part, t), raw_dtype=t)
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()

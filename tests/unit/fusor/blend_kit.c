@@ -183,7 +183,10 @@ const struct tiny_opts kit_layers[KIT_LAYERS] = {
 void kit_open(struct kit *k, const struct tiny_opts *o, uint64_t kv_tokens)
 {
     struct err err = {0};
-    ASSERT_OK(tiny_model_create(o, &k->m));
+    struct tiny_opts mixed = *o;
+    if (getenv("KVBLEND_TEST_EXPERTS")) /* the same with experts, one of them shared */
+        mixed.experts = (struct model_experts){8, 3, 20, 12, .renorm = o->qkv_bias};
+    ASSERT_OK(tiny_model_create(&mixed, &k->m));
     k->cfg = model_config(k->m);
     const uint64_t page = kn_kv_layer_values(k->cfg->G, k->cfg->K) * k->cfg->L * sizeof(float);
     const char *isa = getenv("KVBLEND_TEST_PAGES"); /* pages of bf16, by this instruction set */

@@ -256,11 +256,11 @@ static void read_everything(const struct model *m)
     model_rope_freqs(model_config(m), &model_config(m)->rope, freqs, &mscale);
 }
 
-TEST(seeded_damage_gives_an_error_or_a_sound_model)
+static void damage(const char *rel)
 {
     size_t len, n_ok = 0;
     uint64_t seed = 1;
-    uint8_t *p = read_whole(test_data("models/qwen2.F32.gguf"), &len), *q = mem_alloc(len);
+    uint8_t *p = read_whole(test_data(rel), &len), *q = mem_alloc(len);
     ASSERT_TRUE(q != NULL);
     for (int i = 0; i < 2000; i++) {
         struct mem_file f;
@@ -281,6 +281,13 @@ TEST(seeded_damage_gives_an_error_or_a_sound_model)
     ASSERT_TRUE(n_ok > 20 && n_ok < 1500); /* neither all harmless nor all fatal */
     mem_free(p);
     mem_free(q);
+}
+
+TEST(seeded_damage_gives_an_error_or_a_sound_model)
+{
+    damage("models/qwen2.F32.gguf");
+    damage("models/qwen2moe.F32.gguf");
+    damage("models/mixtral.MXFP4.gguf");
 }
 
 TEST(every_failed_allocation_is_reported)

@@ -237,6 +237,58 @@ TEST(qwen3_with_qk_norm)
     check_model("qwen3", "qwen3");
 }
 
+/* A device without mixtures refuses them. */
+static void check_mixture(const char *name, const char *golden)
+{
+    if (test_device() && strcmp(test_device(), "cpu") != 0) SKIP("mixtures run on the CPU alone");
+    check_model(name, golden);
+}
+
+TEST(mixtral)
+{
+    check_mixture("mixtral", "mixtral");
+}
+
+TEST(mixtral_with_a_window)
+{
+    check_mixture("mixtral-window", "mixtral-window");
+}
+
+TEST(mixtral_gguf_in_mxfp4)
+{
+    check_mixture("mixtral.MXFP4.gguf", "mixtral.MXFP4.gguf");
+}
+
+TEST(qwen3moe)
+{
+    check_mixture("qwen3moe", "qwen3moe");
+}
+
+TEST(qwen3moe_gguf)
+{
+    check_mixture("qwen3moe.F32.gguf", "qwen3moe");
+}
+
+TEST(qwen2moe_with_a_shared_expert_and_fused_tensors)
+{
+    check_mixture("qwen2moe", "qwen2moe");
+}
+
+TEST(qwen2moe_gguf)
+{
+    check_mixture("qwen2moe.F32.gguf", "qwen2moe");
+}
+
+TEST(olmoe_with_norms_over_all_heads)
+{
+    check_mixture("olmoe", "olmoe");
+}
+
+TEST(olmoe_gguf)
+{
+    check_mixture("olmoe.F32.gguf", "olmoe");
+}
+
 TEST(smollm2_135m)
 {
     static const char kind[] = ".Q4_1.gguf";

@@ -213,6 +213,67 @@ TEST(gguf_twins_hold_the_same_weights)
     same_weights("smollm3", "smollm3.F32.gguf");
     same_weights("olmo2", "olmo2.F32.gguf");
     same_weights("glm4", "glm4.F32.gguf"); /* interleaved in both, in a part of each head */
+    same_weights("qwen3moe", "qwen3moe.F32.gguf"); /* a tensor for each expert */
+    same_weights("qwen2moe", "qwen2moe.F32.gguf"); /* one for all of them */
+    same_weights("olmoe", "olmoe.F32.gguf");
+}
+
+TEST(mixtures)
+{
+    static const struct {
+        const char *name, *arch;
+        struct model_experts e;
+        unsigned F;
+        bool f32;
+    } mixed[] = {
+        {"mixtral", "mixtral", {4, 2, 32, 0, true}, 64, true},
+        {"mixtral-window", "mixtral", {3, 2, 16, 0, true}, 32, true},
+        {"mixtral.MXFP4.gguf", "llama", {4, 2, 32, 0, true}, 64, false},
+        {"qwen3moe", "qwen3moe", {8, 3, 16, 0, true}, 48, true},
+        {"qwen3moe.F32.gguf", "qwen3moe", {8, 3, 16, 0, true}, 48, true},
+        {"qwen2moe", "qwen2moe", {5, 2, 24, 40, false}, 88, true},
+        {"qwen2moe.F32.gguf", "qwen2moe", {5, 2, 24, 40, false}, 88, true},
+        {"olmoe", "olmoe", {6, 2, 16, 0, false}, 32, true},
+        {"olmoe.F32.gguf", "olmoe", {6, 2, 16, 0, false}, 32, true},
+    };
+    for (size_t i = 0; i < sizeof(mixed) / sizeof(mixed[0]); i++) {
+        struct model *m = open_model(mixed[i].name);
+        const struct model_cfg *c = model_config(m);
+        ASSERT_STREQ(c->arch, mixed[i].arch);
+        ASSERT_EQ(c->experts.n, mixed[i].e.n);
+        ASSERT_EQ(c->experts.used, mixed[i].e.used);
+        ASSERT_EQ(c->experts.F, mixed[i].e.F);
+        ASSERT_EQ(c->experts.shared_F, mixed[i].e.shared_F);
+        ASSERT_EQ(c->experts.renorm, mixed[i].e.renorm);
+        ASSERT_EQ(c->F, mixed[i].F);
+        ASSERT_EQ(c->file_f32, mixed[i].f32); /* whatever the router is */
+        ASSERT_EQ(c->file_bf16_or_less, !mixed[i].f32);
+        ASSERT_TRUE(!model_has(m, MODEL_GATE, 0) && model_has(m, MODEL_EXPERT_GATE, 1));
+        ASSERT_EQ(model_has(m, MODEL_SHARED_UP, 0), mixed[i].e.shared_F > 0);
+        ASSERT_EQ(model_w_rows(m, MODEL_EXPERT_DOWN), c->experts.n * c->D);
+        model_close(m);
+    }
+}
+
+/* From one expert's rows on into the next one's. */
+TEST(rows_of_experts_in_pieces)
+{
+    static const char *const names[] = {"qwen3moe", "qwen2moe", "qwen2moe.F32.gguf"};
+    for (size_t i = 0; i < 3; i++) {
+        struct model *m = open_model(names[i]);
+        const size_t rows = model_w_rows(m, MODEL_EXPERT_UP), D = model_config(m)->D;
+        float out[7 * 48];
+        size_t n;
+        float *whole = rows_of(m, MODEL_EXPERT_UP, 1, &n);
+        ASSERT_EQ(n, rows * D);
+        for (size_t r = 0; r + 7 <= rows; r += 5) {
+            ASSERT_OK(model_rows(m, MODEL_EXPERT_UP, 1, r, 7, out));
+            ASSERT_MEMEQ(out, whole + r * D, 7 * D * sizeof(float));
+        }
+        ASSERT_ERR(model_rows(m, MODEL_EXPERT_UP, 1, rows - 6, 7, out), -EINVAL);
+        mem_free(whole);
+        model_close(m);
+    }
 }
 
 /* Taken apart and put together again, every row is what it is; GGUF's permuted ones, too. */
@@ -224,7 +285,7 @@ static void same_in_codes(const char *name, unsigned bits)
         const struct codes_form f = model_form(m, (enum model_w)w, 1);
         struct codes_row c;
         size_t n;
-        if (rows == 1 || !model_has(m, (enum model_w)w, 1)) continue;
+        if (rows == 1 || w == MODEL_ROUTER || !model_has(m, (enum model_w)w, 1)) continue;
         ASSERT_EQ(f.bits, bits);
         ASSERT_TRUE(codes_form_fits(&f, k));
         float *want = rows_of(m, (enum model_w)w, 1, &n), *got = mem_alloc(k * sizeof(*got));
@@ -247,6 +308,7 @@ TEST(rows_in_codes_are_the_same_rows)
 {
     same_in_codes("llama3.Q8_0.gguf", 8);
     same_in_codes("yi", 16);
+    same_in_codes("mixtral.MXFP4.gguf", 4);
 }
 
 TEST(what_is_f32_has_no_codes)
@@ -456,6 +518,31 @@ static const struct {
     {"gemma2", "{\"attn_logit_softcapping\":-1}", -EBADMSG, "bound of scores"},
     {"gemma2", "{\"final_logit_softcapping\":1e300}", -EBADMSG, "bound of scores"},
     {"gemma2", "{\"architectures\":[\"LlamaForCausalLM\"]}", -ENOTSUP, "activation"},
+    {"mixtral", "{\"num_local_experts\":\"4\"}", -EBADMSG, "\"num_local_experts\" is not a count"},
+    {"mixtral", "{\"num_local_experts\":5}", -EBADMSG, "has shape [4, 64], expected [5, 64]"},
+    {"mixtral", "{\"intermediate_size\":31}", -EBADMSG, "experts.0.w1.weight\" has shape [32, 64]"},
+    {"mixtral", "{\"architectures\":[\"Qwen3MoeForCausalLM\"],\"moe_intermediate_size\":32}",
+     -EBADMSG, "q_norm.weight\" is missing"},
+    {"qwen3moe", "{\"num_local_experts\":0}", -EBADMSG, "\"num_experts\" is missing"},
+    {"qwen3moe", "{\"num_local_experts\":1025}", -EBADMSG, "1025 experts are outside 1…1024"},
+    {"qwen3moe", "{\"num_experts_per_tok\":9}", -EBADMSG, "9 experts of a token are outside 1…8"},
+    {"qwen3moe", "{\"num_experts_per_tok\":0}", -EBADMSG, "0 experts of a token"},
+    {"qwen3moe", "{\"num_experts_per_tok\":null}", -EBADMSG, "\"num_experts_per_tok\" is missing"},
+    {"qwen3moe", "{\"moe_intermediate_size\":4294967295}", -EBADMSG, "width of an expert"},
+    {"qwen3moe", "{\"moe_intermediate_size\":1048576}", -EBADMSG, "feed-forward size of 3145728"},
+    {"qwen3moe", "{\"decoder_sparse_step\":2}", -ENOTSUP, "layers without experts"},
+    {"qwen3moe", "{\"mlp_only_layers\":[1]}", -ENOTSUP, "layers without experts"},
+    {"qwen2moe", "{\"num_experts\":4}", -EBADMSG, "has shape [5, 32], expected [4, 32]"},
+    {"qwen2moe", "{\"moe_intermediate_size\":12}", -EBADMSG,
+     "has shape [5, 48, 32], expected [5, 24, 32]"},
+    {"qwen2moe", "{\"shared_expert_intermediate_size\":0}", -ENOTSUP, "is not known"},
+    {"qwen2moe", "{\"shared_expert_intermediate_size\":4294967295}", -EBADMSG, "shared expert"},
+    {"qwen2moe", "{\"use_sliding_window\":true,\"sliding_window\":64,\"layer_types\":null}",
+     -ENOTSUP, "without types of layers"},
+    {"qwen2moe", "{\"qkv_bias\":false}", -ENOTSUP, "is not known"},
+    {"olmoe", "{\"clip_qkv\":8.0}", -ENOTSUP, "clip_qkv"},
+    {"olmoe", "{\"architectures\":[\"Qwen3MoeForCausalLM\"],\"moe_intermediate_size\":16}",
+     -EBADMSG, "q_norm.weight\" has shape [1, 32], expected [1, 16]"},
 };
 
 TEST(refused_by_name)
@@ -501,6 +588,14 @@ TEST(fingerprint_covers_configuration_and_weights)
     model_close(b);
     ASSERT_OK(open_patched("llama2", "{\"rope_theta\":10001}", &b, NULL));
     ASSERT_TRUE(memcmp(fa, model_config(b)->fingerprint, 16) != 0);
+    model_close(b);
+    model_close(a);
+    a = open_model("qwen3moe");
+    ASSERT_OK(open_patched("qwen3moe", "{\"norm_topk_prob\":false}", &b, NULL));
+    ASSERT_TRUE(memcmp(model_config(a)->fingerprint, model_config(b)->fingerprint, 16) != 0);
+    model_close(b);
+    ASSERT_OK(open_patched("qwen3moe", "{\"num_experts_per_tok\":2}", &b, NULL));
+    ASSERT_TRUE(memcmp(model_config(a)->fingerprint, model_config(b)->fingerprint, 16) != 0);
     model_close(b);
     model_close(a);
 
@@ -582,7 +677,6 @@ TEST(gguf_refused_by_name)
         int code;
         const char *why;
     } cases[] = {
-        {"llama.expert_count", 8, -ENOTSUP, "mixture of experts"},
         {"llama.embedding_scale", 12, -ENOTSUP, "embedding_scale"},
         {"llama.residual_scale", 0.5f, -ENOTSUP, "residual_scale"},
         {"llama.logit_scale", 0.5f, -ENOTSUP, "logit_scale"},
@@ -642,6 +736,70 @@ TEST(gguf_refused_by_name)
     gguf_refused(&g, -EBADMSG, "rope_freqs.weight\" is damaged");
 }
 
+TEST(gguf_mixtures_are_checked)
+{
+    static const struct {
+        const char *arch;
+        int n, used, code; /* -1: no such key */
+        const char *why;
+    } cases[] = {
+        {"qwen3", 4, 2, -ENOTSUP, "mixture of experts"},
+        {"qwen3moe", -1, 2, -EBADMSG, "\"qwen3moe.expert_count\" is missing"},
+        {"llama", 4, -1, -EBADMSG, "\"llama.expert_used_count\" is missing"},
+        {"llama", 4, 5, -EBADMSG, "5 experts of a token are outside 1…4"},
+        {"llama", 4, 0, -EBADMSG, "0 experts of a token"},
+        {"llama", 2000, 2, -EBADMSG, "2000 experts are outside"},
+        {"llama", 4, 2, -EBADMSG, "\"blk.0.ffn_gate_inp.weight\" is missing"},
+    };
+    static const struct {
+        const char *key;
+        float v;
+        const char *why;
+    } more[] = {{"llama.expert_gating_func", 2, "another function than softmax"},
+                {"llama.expert_weights_scale", 2.5f, "scales what its experts give"},
+                {"llama.leading_dense_block_count", 1, "layers without experts"}};
+    char key[64];
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct gguf_build g = {0};
+        build(&g, cases[i].arch, "");
+        (void)snprintf(key, sizeof(key), "%s.expert_count", cases[i].arch);
+        if (cases[i].n >= 0) gb_kv_u32(&g, key, (uint32_t)cases[i].n);
+        (void)snprintf(key, sizeof(key), "%s.expert_used_count", cases[i].arch);
+        if (cases[i].used >= 0) gb_kv_u32(&g, key, (uint32_t)cases[i].used);
+        gguf_refused(&g, cases[i].code, cases[i].why);
+    }
+    for (size_t i = 0; i < sizeof(more) / sizeof(more[0]); i++) {
+        struct gguf_build g = {0};
+        build(&g, "llama", "");
+        gb_kv_f32(&g, more[i].key, more[i].v);
+        gguf_refused(&g, -ENOTSUP, more[i].why);
+    }
+}
+
+/* One bit of one expert, in a file that has all of them in one tensor. */
+TEST(fingerprint_covers_experts)
+{
+    size_t len;
+    uint8_t *p = read_whole(test_data("models/qwen2moe.F32.gguf"), &len);
+    struct model *m = open_model("qwen2moe.F32.gguf");
+    const size_t expert = (size_t)24 * 32;
+    float *want = mem_alloc(5 * expert * sizeof(*want));
+    ASSERT_OK(model_rows(m, MODEL_EXPERT_UP, 1, 0, (size_t)5 * 24, want));
+    uint8_t *at = memmem(p, len, want + 3 * expert, 256);
+    struct mem_file f;
+    struct model *b;
+    ASSERT_TRUE(at != NULL);
+    *at ^= 1;
+    mem_file_init(&f, p, len);
+    ASSERT_OK(model_open(f.path, &b, NULL));
+    ASSERT_TRUE(memcmp(model_config(m)->fingerprint, model_config(b)->fingerprint, 16) != 0);
+    mem_file_fini(&f);
+    model_close(b);
+    model_close(m);
+    mem_free(want);
+    mem_free(p);
+}
+
 TEST(gguf_built_here_opens)
 {
     struct gguf_build g = {0};
@@ -692,12 +850,13 @@ TEST(every_failed_allocation_is_reported)
 {
     fail_allocations("models/llama3");
     fail_allocations("models/llama3.Q8_0.gguf");
+    fail_allocations("models/qwen3moe");
 }
 
 TEST(seeded_damage_of_a_configuration)
 {
-    static const char *const names[] = {"mistral", "qwen2", "llama-linear",
-                                        "gemma3",  "phi3",  "granite"};
+    static const char *const names[] = {"mistral", "qwen2",   "llama-linear", "gemma3",
+                                        "phi3",    "granite", "qwen3moe",     "qwen2moe"};
     enum { N = sizeof(names) / sizeof(names[0]) };
     size_t n_ok = 0;
     uint64_t seed = 3;

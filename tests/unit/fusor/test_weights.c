@@ -528,3 +528,17 @@ TEST(recorded_steps_give_the_same_bits)
         }
     }
 }
+
+/* By name, before a weight is loaded. */
+TEST(a_mixture_of_experts_is_refused)
+{
+    const struct tiny_opts o = {.experts = {4, 2, 16}};
+    const struct fus_core_opts co = {.dev = {.device = "hostcuda"}};
+    struct model *m = NULL;
+    struct fus_core *c = NULL;
+    struct err err = {0};
+    ASSERT_OK(tiny_model_create(&o, &m));
+    ASSERT_ERR(fus_core_create(m, &co, &c, &err), -ENOTSUP);
+    ASSERT_TRUE(strstr(err.msg, "mixtures of experts do not run on ") != NULL);
+    model_close(m);
+}

@@ -42,6 +42,7 @@ int tiny_model_create(const struct tiny_opts *o, struct model **ret)
                                 .F = or_default(o->F, 48),
                                 .V = or_default(o->V, 96),
                                 .ctx_max = or_default(o->ctx_max, 512),
+                                .experts = o->experts,
                                 .rms_eps = 1e-5f,
                                 .qkv_bias = o->qkv_bias,
                                 .o_bias = o->o_bias,
@@ -54,6 +55,7 @@ int tiny_model_create(const struct tiny_opts *o, struct model **ret)
                                 .embed_scale = o->embed_scale > 0 ? o->embed_scale : 1,
                                 .logit_scale = o->logit_scale > 0 ? o->logit_scale : 1,
                                 .file_f32 = true};
+    if (o->experts.n) m->cfg.F = o->experts.used * o->experts.F + o->experts.shared_F;
     m->cfg.attn_scale = (float)(1 / sqrt((double)m->cfg.K));
     m->cfg.rope.base = 10000;
     m->cfg.rope.type = o->yarn > 1 ? ROPE_YARN : ROPE_NONE;
@@ -95,6 +97,11 @@ bool model_has(const struct model *m, enum model_w w, unsigned layer)
     case MODEL_POST_ATTN:
     case MODEL_POST_FFN:
         return m->cfg.norms != MODEL_NORMS_BEFORE;
+    case MODEL_SHARED_GATE:
+    case MODEL_SHARED_UP:
+    case MODEL_SHARED_DOWN:
+    case MODEL_SHARED_ROUTER:
+        return m->cfg.experts.shared_F > 0;
     default:
         return layer < m->cfg.L;
     }
@@ -126,6 +133,23 @@ static void shape(const struct model_cfg *c, enum model_w w, size_t *rows, size_
         break;
     case MODEL_DOWN:
         *rows = c->D, *cols = c->F;
+        break;
+    case MODEL_ROUTER:
+        *rows = c->experts.n;
+        break;
+    case MODEL_EXPERT_GATE:
+    case MODEL_EXPERT_UP:
+        *rows = (size_t)c->experts.n * c->experts.F;
+        break;
+    case MODEL_EXPERT_DOWN:
+        *rows = (size_t)c->experts.n * c->D, *cols = c->experts.F;
+        break;
+    case MODEL_SHARED_GATE:
+    case MODEL_SHARED_UP:
+        *rows = c->experts.shared_F;
+        break;
+    case MODEL_SHARED_DOWN:
+        *rows = c->D, *cols = c->experts.shared_F;
         break;
     case MODEL_Q_BIAS:
         *cols = HK;
@@ -383,12 +407,87 @@ static double gelu(double x)
     return 0.5 * x * (1 + tanh(sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
 }
 
+static double act(const struct ref *r, double x)
+{
+    return r->c->act == KN_SILU ? x / (1 + exp(-x)) : gelu(x);
+}
+
+/* x += by * down(act(gate h) * up h), each a part of a weight's rows, from row 0 on. */
+static void expert(const struct ref *r, unsigned l, const enum model_w w[3], size_t i, size_t F,
+                   const double *h, double by, double *x)
+{
+    const size_t D = r->c->D;
+    float *g = mem_alloc(F * D * sizeof(*g)), *u = mem_alloc(F * D * sizeof(*u)),
+          *d = mem_alloc(F * D * sizeof(*d));
+    double *g_u = mem_alloc(F * sizeof(*g_u));
+    ASSERT_OK(model_rows(r->m, w[0], l, i * F, F, g));
+    ASSERT_OK(model_rows(r->m, w[1], l, i * F, F, u));
+    ASSERT_OK(model_rows(r->m, w[2], l, i * D, D, d));
+    for (size_t f = 0; f < F; f++) {
+        double a = 0, b = 0;
+        for (size_t j = 0; j < D; j++) {
+            a += (double)g[f * D + j] * h[j];
+            b += (double)u[f * D + j] * h[j];
+        }
+        g_u[f] = act(r, a) * b;
+    }
+    for (size_t j = 0; j < D; j++)
+        for (size_t f = 0; f < F; f++)
+            x[j] += by * (double)d[j * F + f] * g_u[f];
+    mem_free(g), mem_free(u), mem_free(d), mem_free(g_u);
+}
+
+/* Of one row, by the definition: softmax over all, the largest, each of them. */
+static void mixture(const struct ref *r, unsigned l, const double *h, double *x)
+{
+    static const enum model_w one[] = {MODEL_EXPERT_GATE, MODEL_EXPERT_UP, MODEL_EXPERT_DOWN},
+                              shared[] = {MODEL_SHARED_GATE, MODEL_SHARED_UP, MODEL_SHARED_DOWN};
+    const struct model_experts *e = &r->c->experts;
+    double p[16], sum = 0, chosen = 0, open = 0;
+    ASSERT_TRUE(e->n <= 16);
+    mul(r, MODEL_ROUTER, MODEL_W_COUNT, l, h, 1, p, false);
+    for (unsigned i = 0; i < e->n; i++)
+        sum += p[i] = exp(p[i]);
+    bool taken[16] = {false};
+    for (unsigned j = 0; j < e->used; j++) {
+        unsigned best = e->n;
+        for (unsigned i = 0; i < e->n; i++)
+            if (!taken[i] && (best == e->n || p[i] > p[best])) best = i;
+        taken[best] = true;
+        chosen += p[best];
+    }
+    for (unsigned i = 0; i < e->n; i++)
+        if (taken[i]) expert(r, l, one, i, e->F, h, p[i] / (e->renorm ? chosen : sum), x);
+    if (e->shared_F == 0) return;
+    mul(r, MODEL_SHARED_ROUTER, MODEL_W_COUNT, l, h, 1, &open, false);
+    expert(r, l, shared, 0, e->shared_F, h, 1 / (1 + exp(-open)), x);
+}
+
+/* h [n, D] to y. */
+static void feed_forward(const struct ref *r, unsigned l, const double *h, double *y)
+{
+    const size_t F = r->c->F, D = r->c->D, n = r->n;
+    if (r->c->experts.n) {
+        memset(y, 0, n * D * sizeof(*y));
+        for (size_t t = 0; t < n; t++)
+            mixture(r, l, h + t * D, y + t * D);
+        return;
+    }
+    double *g = mem_alloc(n * F * sizeof(*g)), *u = mem_alloc(n * F * sizeof(*u));
+    mul(r, MODEL_GATE, MODEL_W_COUNT, l, h, n, g, false);
+    mul(r, MODEL_UP, MODEL_W_COUNT, l, h, n, u, false);
+    for (size_t i = 0; i < n * F; i++)
+        g[i] = act(r, g[i]) * u[i];
+    mul(r, MODEL_DOWN, MODEL_W_COUNT, l, g, n, y, false);
+    mem_free(g);
+    mem_free(u);
+}
+
 static void layer(struct ref *r, const struct ref_opts *o, unsigned l)
 {
-    const size_t D = r->c->D, HK = (size_t)r->c->H * r->c->K, F = r->c->F, n = r->n;
+    const size_t D = r->c->D, HK = (size_t)r->c->H * r->c->K, n = r->n;
     double *h = mem_alloc(n * D * sizeof(*h)), *q = mem_alloc(n * HK * sizeof(*q)),
-           *a = mem_alloc(n * HK * sizeof(*a)), *g = mem_alloc(n * F * sizeof(*g)),
-           *u = mem_alloc(n * F * sizeof(*u));
+           *a = mem_alloc(n * HK * sizeof(*a));
     const bool local = model_layer_is(r->c, l, MODEL_LAYER_LOCAL);
     double *y = mem_alloc(n * D * sizeof(*y));
     r->layer = l;
@@ -404,11 +503,7 @@ static void layer(struct ref *r, const struct ref_opts *o, unsigned l)
     for (size_t i = 0; i < n * D; i++)
         r->x[i] += y[i];
     maybe_norm(r, MODEL_NORM_FFN, l, r->x, h);
-    mul(r, MODEL_GATE, MODEL_W_COUNT, l, h, n, g, false);
-    mul(r, MODEL_UP, MODEL_W_COUNT, l, h, n, u, false);
-    for (size_t i = 0; i < n * F; i++)
-        g[i] = u[i] * (r->c->act == KN_SILU ? g[i] / (1 + exp(-g[i])) : gelu(g[i]));
-    mul(r, MODEL_DOWN, MODEL_W_COUNT, l, g, n, y, false);
+    feed_forward(r, l, h, y);
     maybe_norm(r, MODEL_POST_FFN, l, y, y);
     for (size_t i = 0; i < n * D; i++)
         r->x[i] += y[i];
@@ -416,8 +511,6 @@ static void layer(struct ref *r, const struct ref_opts *o, unsigned l)
     mem_free(h);
     mem_free(q);
     mem_free(a);
-    mem_free(g);
-    mem_free(u);
 }
 
 void ref_forward(const struct model *m, const int32_t *tok, size_t n, const struct ref_opts *o,

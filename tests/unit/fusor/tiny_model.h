@@ -18,6 +18,7 @@ struct tiny_opts {
     enum model_norms norms;
     bool gelu, qk_norm_wide;
     float attn_cap, logit_cap, embed_scale, logit_scale; /* scales: 0 = 1 */
+    struct model_experts experts;                        /* n 0: none */
     uint64_t seed;
 };
 int tiny_model_create(const struct tiny_opts *o, struct model **ret); /* model_close() frees */

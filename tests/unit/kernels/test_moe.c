@@ -1,0 +1,290 @@
+/* A mixture of experts: against the definition in double, and each row's bits whatever is around
+ * it. */
+#include "tests/unit/kernels/kern.h"
+
+enum { D = 64, F = 40, SHARED_F = 48, N = 9, M = 70 };
+
+/* Weights as f32, and on a device. */
+struct mix {
+    struct kn_dev *dev;
+    struct kn_moe moe;
+    struct kn_mat *gate_up[N], *down[N];
+    float *router, *up[N], *back[N], *shared_up, *shared_back;
+};
+
+static struct kn_mat *mat_f32(struct kn_dev *d, size_t n, size_t k, const float *x)
+{
+    struct kn_mat *w = NULL;
+    ASSERT_OK(kn_mat_create_f32(d, n, k, &w));
+    ASSERT_OK(kn_mat_fill(w, 0, n, x));
+    ASSERT_OK(kn_mat_done(w));
+    return w;
+}
+
+static void mix_open(struct mix *x, struct kn_dev *d, unsigned used, bool renorm, bool shared)
+{
+    *x = (struct mix){.dev = d, .moe = {.n = N, .used = used, .renorm = renorm}};
+    x->router = kern_random((N + 1) * D, 3, 0.5f);
+    x->moe.router = mat_f32(d, N + (size_t)shared, D, x->router);
+    for (unsigned e = 0; e < N; e++) {
+        x->up[e] = kern_random(2 * F * D, 10 + e, 0.3f);
+        x->back[e] = kern_random(D * F, 30 + e, 0.3f);
+        x->gate_up[e] = kern_mat(d, 2 * F, D, x->up[e]);
+        x->down[e] = kern_mat(d, D, F, x->back[e]);
+    }
+    x->moe.gate_up = x->gate_up;
+    x->moe.down = x->down;
+    x->shared_up = kern_random(2 * SHARED_F * D, 50, 0.3f);
+    x->shared_back = kern_random(D * SHARED_F, 51, 0.3f);
+    if (!shared) return;
+    x->moe.shared_gate_up = kern_mat(d, 2 * SHARED_F, D, x->shared_up);
+    x->moe.shared_down = kern_mat(d, D, SHARED_F, x->shared_back);
+}
+
+static void mix_close(struct mix *x)
+{
+    for (unsigned e = 0; e < N; e++) {
+        kn_mat_destroy(x->gate_up[e]), kn_mat_destroy(x->down[e]);
+        free(x->up[e]), free(x->back[e]);
+    }
+    kn_mat_destroy(x->moe.router);
+    kn_mat_destroy(x->moe.shared_gate_up), kn_mat_destroy(x->moe.shared_down);
+    free(x->router), free(x->shared_up), free(x->shared_back);
+    kn_dev_destroy(x->dev);
+}
+
+struct call {
+    const struct mix *x;
+    const float *h;
+    float *out;
+    bool instead; /* of what is in out */
+};
+
+static int run_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
+{
+    const struct call *c = arg;
+    return kn_moe(st, &c->x->moe, c->h + row0 * D, n, c->out + row0 * D, !c->instead);
+}
+
+static double dot(const float *a, const float *b, size_t n)
+{
+    double s = 0;
+    for (size_t i = 0; i < n; i++)
+        s += (double)a[i] * (double)b[i];
+    return s;
+}
+
+static double ref_act(enum kn_act act, double x)
+{
+    const double pi = 3.14159265358979323846;
+    return act == KN_SILU ? x / (1 + exp(-x))
+                          : x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x * x * x)));
+}
+
+static void ref_expert(enum kn_act kind, const float *up, const float *back, size_t width,
+                       const float *h, double by, double *out)
+{
+    double act[SHARED_F];
+    for (size_t f = 0; f < width; f++) {
+        const double g = dot(up + f * D, h, D);
+        act[f] = ref_act(kind, g) * dot(up + (width + f) * D, h, D);
+    }
+    for (size_t d = 0; d < D; d++)
+        for (size_t f = 0; f < width; f++)
+            out[d] += by * (double)back[d * width + f] * act[f];
+}
+
+static void ref_row(const struct mix *x, const float *h, double *out)
+{
+    double p[N], sum = 0, chosen = 0;
+    bool taken[N] = {false};
+    for (unsigned e = 0; e < N; e++)
+        sum += p[e] = exp(dot(x->router + (size_t)e * D, h, D));
+    for (unsigned j = 0; j < x->moe.used; j++) {
+        unsigned best = N;
+        for (unsigned e = 0; e < N; e++)
+            if (!taken[e] && (best == N || p[e] > p[best])) best = e;
+        taken[best] = true;
+        chosen += p[best];
+    }
+    for (unsigned e = 0; e < N; e++)
+        if (taken[e])
+            ref_expert(x->moe.act, x->up[e], x->back[e], F, h,
+                       p[e] / (x->moe.renorm ? chosen : sum), out);
+    if (!x->moe.shared_down) return;
+    const double open = 1 / (1 + exp(-dot(x->router + (size_t)N * D, h, D)));
+    ref_expert(x->moe.act, x->shared_up, x->shared_back, SHARED_F, h, open, out);
+}
+
+static const unsigned useds[] = {1, 2, 3, N};
+
+TEST(is_what_its_definition_says)
+{
+    for (unsigned i = 0; i < KERN_ISAS; i++)
+        for (unsigned v = 0; v < 8; v++) {
+            struct kn_dev *d = kern_dev(i, 2, "own-f32");
+            struct mix x;
+            if (!d) continue;
+            mix_open(&x, d, useds[v / 2], v % 2, v % 4 > 1);
+            x.moe.act = v < 4 ? KN_SILU : KN_GELU_TANH;
+            const bool instead = v % 3 == 0;
+            float *h = kern_random(M * D, 7, 1), *out = kern_random(M * D, 8, 1);
+            double *want = malloc(M * D * sizeof *want);
+            for (size_t j = 0; j < M * D; j++)
+                want[j] = instead ? 0 : (double)out[j];
+            for (size_t r = 0; r < M; r++)
+                ref_row(&x, h + r * D, want + r * D);
+            struct call c = {&x, h, out, instead};
+            ASSERT_OK(kern_run(d, true, M, run_rows, &c));
+            for (size_t j = 0; j < M * D; j++)
+                ASSERT_NEAR(out[j], want[j], 2e-5);
+            free(h), free(out), free(want);
+            mix_close(&x);
+        }
+}
+
+/* Of all rows at once on one thread: what every other way must give. */
+static float *all_rows(unsigned isa, const char *gemm, const float *h, bool shared)
+{
+    struct kn_dev *d = kern_dev(isa, 1, gemm);
+    struct mix x;
+    if (!d) return NULL;
+    float *out = kern_random(M * D, 8, 1);
+    mix_open(&x, d, 3, true, shared);
+    struct call c = {&x, h, out};
+    ASSERT_OK(kern_run(d, true, M, run_rows, &c));
+    mix_close(&x);
+    return out;
+}
+
+static unsigned same_bits(unsigned isa, const char *gemm)
+{
+    static const size_t blocks[] = {1, 2, 7, 33, M};
+    float *h = kern_random(M * D, 7, 1), *want = all_rows(isa, gemm, h, true);
+    for (unsigned threads = 1; want && threads <= 4; threads++) {
+        struct mix x;
+        mix_open(&x, kern_dev(isa, threads, gemm), 3, true, true);
+        for (size_t b = 0; b < 2 * sizeof blocks / sizeof *blocks; b++) {
+            float *out = kern_random(M * D, 8, 1);
+            const size_t block = blocks[b / 2];
+            for (size_t at = 0; at < M; at += block) {
+                struct call c = {&x, h + at * D, out + at * D};
+                const size_t n = M - at < block ? M - at : block;
+                ASSERT_OK(kern_run(x.dev, b % 2, n, run_rows, &c));
+            }
+            ASSERT_MEMEQ(out, want, M * D * sizeof *out);
+            free(out);
+        }
+        mix_close(&x);
+    }
+    const unsigned n = want != NULL;
+    free(h);
+    if (want) free(want);
+    return n;
+}
+
+TEST(a_row_is_the_same_in_any_company)
+{
+    for (unsigned i = 0; i < KERN_ISAS; i++)
+        (void)same_bits(i, "own-f32");
+}
+
+TEST(a_row_is_the_same_in_any_company_bf16)
+{
+    unsigned n = 0;
+    for (unsigned i = 2; i < KERN_ISAS; i++)
+        n += same_bits(i, "own-bf16");
+    if (n == 0) SKIP("this machine has no products of bf16");
+}
+
+/* The lower numbers of equals, and numbers that are none do no harm. */
+TEST(equal_and_broken_scores)
+{
+    struct mix x;
+    mix_open(&x, kern_dev(0, 2, "own-f32"), 2, true, false);
+    float *h = kern_random(3 * D, 7, 1), *out = calloc(3 * D, sizeof *out);
+    double want[D] = {0};
+    float *even = calloc(N * D, sizeof *even);
+    kn_mat_destroy(x.moe.router);
+    x.moe.router = mat_f32(x.dev, N, D, even);
+    h[D] = NAN;
+    ref_expert(KN_SILU, x.up[0], x.back[0], F, h, 0.5, want);
+    ref_expert(KN_SILU, x.up[1], x.back[1], F, h, 0.5, want);
+    struct call c = {&x, h, out};
+    ASSERT_OK(kern_run(x.dev, true, 3, run_rows, &c));
+    for (size_t d = 0; d < D; d++) {
+        ASSERT_NEAR(out[d], want[d], 2e-5);
+        ASSERT_TRUE(isnan(out[D + d]));
+        ASSERT_TRUE(isfinite(out[2 * D + d]));
+    }
+    free(h), free(out), free(even);
+    mix_close(&x);
+}
+
+/* Experts that no row goes to are not read: here they cannot be. */
+TEST(experts_of_nobody_are_not_touched)
+{
+    struct mix x;
+    mix_open(&x, kern_dev(0, 2, "own-f32"), 1, true, false);
+    float *h = kern_random(D, 7, 1), *out = calloc(D, sizeof *out);
+    unsigned best = 0;
+    for (unsigned e = 1; e < N; e++)
+        if (dot(x.router + (size_t)e * D, h, D) > dot(x.router + (size_t)best * D, h, D)) best = e;
+    struct kn_mat *gate_up[N] = {[0] = x.gate_up[0]}, *down[N] = {[0] = x.down[0]};
+    gate_up[best] = x.gate_up[best], down[best] = x.down[best];
+    x.moe.gate_up = gate_up, x.moe.down = down;
+    struct call c = {&x, h, out};
+    ASSERT_OK(kern_run(x.dev, true, 1, run_rows, &c));
+    free(h), free(out);
+    mix_close(&x);
+}
+
+static int refused(struct kn_stream *st, void *arg, size_t row0, size_t n)
+{
+    const struct call *c = arg;
+    const struct kn_moe good = c->x->moe;
+    struct kn_moe bad[7];
+    for (size_t i = 0; i < 7; i++)
+        bad[i] = good;
+    bad[0].n = 0;
+    bad[1].n = KN_EXPERTS_MAX + 1;
+    bad[2].used = 0;
+    bad[3].used = N + 1;
+    bad[4].shared_down = good.down[0]; /* without the other half */
+    bad[5].n = N - 1;                  /* a router of another number */
+    bad[6].down = good.gate_up;        /* another shape */
+    for (size_t i = 0; i < 7; i++)
+        ASSERT_ERR(kn_moe(st, &bad[i], c->h, 1, c->out, true), -EINVAL);
+    ASSERT_OK(kn_moe(st, &good, c->h, 0, c->out, true));
+    return 0;
+}
+
+TEST(what_is_no_mixture_is_refused)
+{
+    struct mix x;
+    mix_open(&x, kern_dev(0, 1, "own-f32"), 2, true, false);
+    float *h = kern_random(D, 7, 1), *out = calloc(D, sizeof *out);
+    struct call c = {&x, h, out};
+    ASSERT_OK(kern_run(x.dev, true, 1, refused, &c));
+    free(h), free(out);
+    mix_close(&x);
+}
+
+static atomic_bool cancelled;
+
+static int cancel_and_run(struct kn_stream *st, void *arg, size_t row0, size_t n)
+{
+    atomic_store(&cancelled, true);
+    return run_rows(st, arg, row0, n);
+}
+
+TEST(a_cancelled_run_says_so)
+{
+    struct mix x;
+    mix_open(&x, kern_dev(0, 2, "own-f32"), 2, true, false);
+    float *h = kern_random(M * D, 7, 1), *out = calloc(M * D, sizeof *out);
+    struct call c = {&x, h, out};
+    ASSERT_ERR(kn_wide(x.dev, M, &cancelled, cancel_and_run, &c), -ECANCELED);
+    free(h), free(out);
+    mix_close(&x);
+}
