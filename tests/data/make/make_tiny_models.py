@@ -21,6 +21,7 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 OUT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "models")
+SEEDS = os.path.join(OUT, "..", "..", "fuzz", "corpus", "gguf")
 
 BASE = dict(vocab_size=128, num_hidden_layers=3, max_position_embeddings=2048, rms_norm_eps=1e-5,
             hidden_act="silu", bos_token_id=1, eos_token_id=2, tie_word_embeddings=False)
@@ -481,6 +482,33 @@ def split_gguf(name, n_parts):
         w.close()
 
 
+def make_seed():
+    """A mixture that is small enough to be a seed of fuzz_gguf (4096 bytes)."""
+    import gguf
+
+    d, f, n, vocab, arch = 4, 2, 2, 4, "qwen2moe"
+    os.makedirs(SEEDS, exist_ok=True)
+    w = gguf.GGUFWriter(os.path.join(SEEDS, "mixture"), arch)
+    for add, value in ((w.add_block_count, 1), (w.add_context_length, 64), (w.add_embedding_length, d),
+                       (w.add_feed_forward_length, f), (w.add_head_count, 2), (w.add_head_count_kv, 1),
+                       (w.add_layer_norm_rms_eps, 1e-5), (w.add_expert_count, n),
+                       (w.add_expert_used_count, 1), (w.add_expert_feed_forward_length, f)):
+        add(value)
+    shapes = {"attn_norm": (d,), "ffn_norm": (d,), "attn_q": (d, d), "attn_k": (d // 2, d),
+              "attn_v": (d // 2, d), "attn_output": (d, d), "ffn_gate_inp": (n, d),
+              "ffn_gate_exps": (n, f, d), "ffn_up_exps": (n, f, d), "ffn_down_exps": (n, d, f),
+              "ffn_gate_shexp": (f, d), "ffn_up_shexp": (f, d), "ffn_down_shexp": (d, f),
+              "ffn_gate_inp_shexp": (d,)}
+    shapes = {"token_embd": (vocab, d), "output_norm": (d,),
+              **{f"blk.0.{k}": v for k, v in shapes.items()}}
+    for name, shape in shapes.items():
+        w.add_tensor(name + ".weight", np.ones(shape, dtype=np.float32))
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+
+
 def main():
     names = sys.argv[1:] or list(MODELS)
     os.makedirs(OUT, exist_ok=True)
@@ -493,6 +521,7 @@ def main():
             print("made", name, qtype)
     if "qwen3" in names:
         split_gguf("qwen3", 3)
+    make_seed()
 
 
 if __name__ == "__main__":

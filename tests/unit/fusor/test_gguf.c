@@ -290,6 +290,19 @@ TEST(seeded_damage_gives_an_error_or_a_sound_model)
     damage("models/mixtral.MXFP4.gguf");
 }
 
+/* Else fuzzing starts from nothing. */
+TEST(the_seed_of_the_fuzz_target_is_a_mixture)
+{
+    struct model *m = NULL;
+    struct err err = {0};
+    if (model_open(test_data("../fuzz/corpus/gguf/mixture"), &m, &err) < 0)
+        test_fail(__FILE__, __LINE__, "%s", err.msg);
+    ASSERT_EQ(model_config(m)->experts.n, 2);
+    ASSERT_EQ(model_config(m)->experts.shared_F, 2);
+    read_everything(m);
+    model_close(m);
+}
+
 TEST(every_failed_allocation_is_reported)
 {
     char path[256];
