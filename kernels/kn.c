@@ -348,8 +348,10 @@ int kn_rmsnorm_heads(struct kn_stream *st, float *x, size_t ldx, size_t m, size_
 int kn_glu(struct kn_stream *st, enum kn_act act, const float *gate_up, size_t ldg, size_t m,
            size_t F, float *out, size_t ldo)
 {
+    const struct kn_row_ops *row = stream_ops(st)->row;
     if (ldg < 2 * F || ldo < F) return -EINVAL;
-    return m && F ? stream_ops(st)->row->glu(st, act, gate_up, ldg, m, F, out, ldo) : 0;
+    if (act == KN_GELU && !row->gelu) return -ENOTSUP;
+    return m && F ? row->glu(st, act, gate_up, ldg, m, F, out, ldo) : 0;
 }
 
 int kn_softcap(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t n, float cap)

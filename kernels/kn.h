@@ -271,7 +271,7 @@ int kn_layernorm(struct kn_stream *st, const float *x, size_t ldx, size_t m, siz
                  size_t ldo);
 /* x [m, n] in place: x * Phi(x), the standard normal's distribution function (GELU by erf). */
 int kn_gelu(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t n);
-/* gate_up [m, 2F] (gate first) -> out [m, F] = act(gate) * up. */
+/* gate_up [m, 2F] (gate first) -> out [m, F] = act(gate) * up; KN_GELU on the CPU alone. */
 int kn_glu(struct kn_stream *st, enum kn_act act, const float *gate_up, size_t ldg, size_t m,
            size_t F, float *out, size_t ldo);
 /* x [m, n], stride ldx, in place: cap * tanh(x / cap), cap > 0. */
@@ -349,6 +349,9 @@ struct kn_attn_args {
     unsigned layer;
     float scale, cap; /* cap 0: none */
     unsigned window;  /* keys that a row sees, its own included; 0: all */
+    /* [m], ascending, at most pos: the first key that row i sees, of one sequence, with no window.
+     * NULL: key 0. On the CPU; elsewhere -ENOTSUP. */
+    const int32_t *from;
     float *out;       /* [m, H, K] */
     size_t ldo;
     float *lse; /* [m, H] log-sum-exp of the scaled scores, or NULL */

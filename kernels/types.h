@@ -20,8 +20,8 @@ struct kn_rope {
     float mscale; /* 1 unless YaRN */
 };
 
-/* What the gate of a feed-forward goes through: x sigmoid(x), or GELU by its tanh form. */
-enum kn_act { KN_SILU, KN_GELU_TANH };
+/* What the gate of a feed-forward goes through: x sigmoid(x), GELU by its tanh form, or by erf. */
+enum kn_act { KN_SILU, KN_GELU_TANH, KN_GELU, KN_ACTS };
 
 enum { KN_PIECES = 16 }; /* of a call; chosen: 640 of the 4 KB that a launch may have by value */
 /* Rows of a record: K un-rotated and V, [n, G, K] contiguous in dtype t, of positions pos0 …

@@ -1,7 +1,6 @@
-/* What a Hugging Face folder says of an embedder: config.json of the encoders that bert.c computes,
- * and the files of sentence-transformers: modules.json, the pooling's config.json in both of its
- * spellings, the longest text. Whatever would change a vector and is not computed is refused by
- * name. */
+/* What the files of sentence-transformers say of an embedder: modules.json, the pooling's
+ * config.json in both of its spellings, the longest text. Whatever would change a vector and is not
+ * computed is refused by name. And how this folder reads JSON. */
 #include "fusor/encode/encode_int.h"
 
 #include "base/buf.h"
@@ -13,22 +12,14 @@
 #include <string.h>
 #include <unistd.h>
 
-enum {
-    JSON_BYTES_MAX = 4 << 20, /* chosen: real ones have a few KiB */
-    L_MAX = 1024,             /* limits of what a file may ask for, far above published encoders */
-    D_MAX = 1 << 16,
-    F_MAX = 1 << 20,
-    V_MAX = 1 << 22,
-    POS_MAX = 1 << 20,
-};
+enum { LONGEST_MAX = 1 << 20 }; /* above that, a text's length has no limit */
 
-/* 1 read, 0 absent. */
-static int read_json(const char *folder, const char *name, json_t **ret, struct err *err)
+int enc_read_json(const char *folder, const char *name, json_t **ret, struct err *err)
 {
     struct buf path = BUF_INIT;
     struct err inner = {0};
     int r = buf_addf(&path, "%s/%s", folder, name);
-    if (r == 0) r = st_json_file(buf_cstr(&path), JSON_BYTES_MAX, 0, ret, &inner);
+    if (r == 0) r = st_json_file(buf_cstr(&path), ENC_JSON_BYTES_MAX, 0, ret, &inner);
     buf_fini(&path);
     if (r == 0 || r == -ENOENT) return r == 0;
     return inner.code ? err_set(err, r, "%s", inner.msg) : err_set(err, r, "cannot read %s", name);
@@ -48,7 +39,7 @@ static int read_modules(const char *folder, json_t **ret, struct err *err)
     if (r < 0) return err_set(err, r, "%s: %s", name, inner.code ? inner.msg : err_name(r));
     const char *text = (const char *)map.data;
     const bool sane =
-        map.size_bytes <= JSON_BYTES_MAX && json_depth(text, map.size_bytes) <= JSON_DEPTH_MAX;
+        map.size_bytes <= ENC_JSON_BYTES_MAX && json_depth(text, map.size_bytes) <= JSON_DEPTH_MAX;
     *ret = sane ? json_loadb(text, map.size_bytes, 0, NULL) : NULL;
     map_close(&map);
     if (json_is_array(*ret)) return 1;
@@ -63,8 +54,7 @@ static const char *str(const json_t *o, const char *key)
     return s ? s : "";
 }
 
-/* A count from 1 to max; absent or null: dflt, 0 = it must be there. */
-static int limited(const json_t *o, const char *key, unsigned max, unsigned dflt, unsigned *ret,
+int enc_json_count(const json_t *o, const char *key, unsigned max, unsigned dflt, unsigned *ret,
                    struct err *err)
 {
     const json_t *v = json_object_get(o, key);
@@ -76,83 +66,6 @@ static int limited(const json_t *o, const char *key, unsigned max, unsigned dflt
         return err_set(err, -EBADMSG, "\"%s\" is not a count from 1 to %u", key, max);
     *ret = (unsigned)json_integer_value(v);
     return 0;
-}
-
-/* ---- config.json ---- */
-
-static const struct {
-    const char *hf, *name;
-    bool pos_behind_pad; /* positions begin behind the padding token's id */
-} archs[] = {
-    {"BertModel", "bert", false},
-    {"BertForMaskedLM", "bert", false},
-    {"RobertaModel", "roberta", true},
-    {"RobertaForMaskedLM", "roberta", true},
-    {"XLMRobertaModel", "xlm-roberta", true},
-    {"XLMRobertaForMaskedLM", "xlm-roberta", true},
-};
-enum { N_ARCHS = sizeof archs / sizeof *archs };
-
-static size_t arch_of(const json_t *j)
-{
-    const char *name = json_string_value(json_array_get(json_object_get(j, "architectures"), 0));
-    size_t i = 0;
-    while (i < N_ARCHS && !(name && strcmp(archs[i].hf, name) == 0))
-        i++;
-    return i;
-}
-
-static int refuse_other(const json_t *j, const char *key, const char *dflt, struct err *err)
-{
-    const json_t *v = json_object_get(j, key);
-    if (!v || json_is_null(v) || (json_is_string(v) && strcmp(str(j, key), dflt) == 0)) return 0;
-    return err_set(err, -ENOTSUP, "\"%s\": \"%.40s\" is not supported (%s is)", key, str(j, key),
-                   dflt);
-}
-
-static int read_cfg(const json_t *j, size_t arch, struct enc_cfg *c, struct err *err)
-{
-    const json_t *eps = json_object_get(j, "layer_norm_eps");
-    const json_t *pad = json_object_get(j, "pad_token_id");
-    const json_int_t pad_id = pad && !json_is_null(pad) ? json_integer_value(pad) : 1;
-    (void)snprintf(c->arch, sizeof c->arch, "%s", archs[arch].name);
-    int r = limited(j, "num_hidden_layers", L_MAX, 0, &c->L, err);
-    if (r == 0) r = limited(j, "hidden_size", D_MAX, 0, &c->D, err);
-    if (r == 0) r = limited(j, "num_attention_heads", D_MAX, 0, &c->H, err);
-    if (r == 0) r = limited(j, "intermediate_size", F_MAX, 0, &c->F, err);
-    if (r == 0) r = limited(j, "vocab_size", V_MAX, 0, &c->V, err);
-    if (r == 0) r = limited(j, "max_position_embeddings", POS_MAX, 0, &c->n_pos, err);
-    if (r == 0) r = limited(j, "type_vocab_size", D_MAX, 2, &c->n_types, err);
-    if (r == 0) r = refuse_other(j, "hidden_act", "gelu", err);
-    if (r == 0) r = refuse_other(j, "position_embedding_type", "absolute", err);
-    if (r < 0) return r;
-    if (pad_id < 0 || pad_id >= c->V) return err_set(err, -EBADMSG, "\"pad_token_id\" is no token");
-    if (archs[arch].pos_behind_pad) c->pos0 = (unsigned)pad_id + 1;
-    if (json_object_get(j, "quantization_config"))
-        return err_set(err, -ENOTSUP, "has a quantization_config, which is not supported");
-    if (json_is_true(json_object_get(j, "is_decoder")))
-        return err_set(err, -ENOTSUP, "\"is_decoder\" is not supported");
-    if (c->D % c->H != 0)
-        return err_set(err, -EBADMSG, "%u attention heads cannot share a width of %u", c->H, c->D);
-    if (c->n_pos <= c->pos0) return err_set(err, -EBADMSG, "has no positions");
-    c->eps = json_is_number(eps) ? (float)json_number_value(eps) : 1e-12f;
-    if (!(c->eps >= 0) || c->eps > 1) return err_set(err, -EBADMSG, "norm epsilon is damaged");
-    return 1;
-}
-
-int enc_read_config(const char *folder, struct enc_cfg *ret, struct err *err)
-{
-    struct err inner = {0};
-    struct enc_cfg c = {0};
-    json_t *j = NULL;
-    int r = read_json(folder, "config.json", &j, err);
-    if (r <= 0) return r;
-    const size_t arch = arch_of(j);
-    r = arch < N_ARCHS ? read_cfg(j, arch, &c, &inner) : 0;
-    json_decref(j);
-    if (r < 0) return err_set(err, r, "config.json: %s", inner.msg);
-    if (r == 1) *ret = c;
-    return r;
 }
 
 /* ---- sentence-transformers ---- */
@@ -203,7 +116,7 @@ static int read_pool(const char *folder, const char *path, unsigned D, enum enc_
     struct err inner = {0};
     json_t *j = NULL;
     int r = buf_addf(&name, "%s/config.json", path);
-    if (r == 0) r = read_json(folder, buf_cstr(&name), &j, err);
+    if (r == 0) r = enc_read_json(folder, buf_cstr(&name), &j, err);
     if (r == 0) r = err_set(err, -ENOENT, "%s is missing", buf_cstr(&name));
     if (r < 0) goto out;
     const json_t *mode = json_object_get(j, "pooling_mode");
@@ -211,8 +124,9 @@ static int read_pool(const char *folder, const char *path, unsigned D, enum enc_
         : json_is_array(mode) ? err_set(&inner, -ENOTSUP, "several poolings are not supported")
                               : pool_flags(j, ret, &inner);
     unsigned width = D;
-    if (r == 0) r = limited(j, "word_embedding_dimension", D_MAX, D, &width, &inner);
-    if (r == 0 && width == D) r = limited(j, "embedding_dimension", D_MAX, D, &width, &inner);
+    if (r == 0) r = enc_json_count(j, "word_embedding_dimension", ENC_D_MAX, D, &width, &inner);
+    if (r == 0 && width == D)
+        r = enc_json_count(j, "embedding_dimension", ENC_D_MAX, D, &width, &inner);
     if (r == 0 && width != D)
         r = err_set(&inner, -EBADMSG, "pools a width of %u, the model has %u", width, D);
     if (r < 0) (void)err_set(err, r, "%s: %s", buf_cstr(&name), inner.msg);
@@ -255,12 +169,12 @@ static int read_longest(const char *folder, struct enc_pooling *p, struct err *e
     for (size_t i = 0; i < sizeof files / sizeof *files && p->ctx_max == 0; i++) {
         const bool last = i + 1 == sizeof files / sizeof *files;
         json_t *j = NULL;
-        int r = read_json(folder, files[i], &j, err);
+        int r = enc_read_json(folder, files[i], &j, err);
         if (r < 0) return r;
         const json_t *v = json_object_get(j, last ? "model_max_length" : "max_seq_length");
         const bool lower = !last && json_is_true(json_object_get(j, "do_lower_case"));
         const double n = json_number_value(v);
-        if (n >= 1 && n <= POS_MAX) p->ctx_max = (unsigned)n; /* some say 1e30: no limit */
+        if (n >= 1 && n <= LONGEST_MAX) p->ctx_max = (unsigned)n; /* some say 1e30: no limit */
         json_decref(j);
         if (lower)
             return err_set(err, -ENOTSUP, "%s: \"do_lower_case\" is not supported", files[i]);
@@ -272,7 +186,7 @@ static int read_longest(const char *folder, struct enc_pooling *p, struct err *e
 static int read_prompt(const char *folder, struct err *err)
 {
     json_t *j = NULL;
-    int r = read_json(folder, "config_sentence_transformers.json", &j, err);
+    int r = enc_read_json(folder, "config_sentence_transformers.json", &j, err);
     const char *name = str(j, "default_prompt_name");
     const char *prompt = str(json_object_get(j, "prompts"), name);
     if (r >= 0 && *name && *prompt)

@@ -361,6 +361,7 @@ static int attn_rows(struct kn_stream *st, const struct kn_attn_args *all, size_
     a.m = m;
     a.q += row0 * a.ldq;
     a.pos += row0;
+    if (a.from) a.from += row0;
     a.out += row0 * a.ldo;
     if (a.lse) a.lse += row0 * a.H;
     const struct kn_attn_job j = attn_job(st, &a);
@@ -379,11 +380,14 @@ static int attn_item(struct kn_stream *st, void *arg, size_t item)
 
 static int attn_check(const struct kn_attn_args *a)
 {
+    if (a->from && (a->window || a->kv->each)) return -EINVAL;
     for (size_t i = 0; i < a->m; i++) {
         const size_t n_pages = a->kv->each ? a->kv->each[i].n : a->kv->n_pages;
         const int32_t least = i && !a->kv->each ? a->pos[i - 1] : 0;
         if (a->kv->each && n_pages == 0) continue;
         if (a->pos[i] < least || (size_t)a->pos[i] / P >= n_pages) return -EINVAL;
+        if (a->from && (a->from[i] < (i ? a->from[i - 1] : 0) || a->from[i] > a->pos[i]))
+            return -EINVAL;
     }
     return 0;
 }

@@ -55,7 +55,7 @@ def refused(reply, status, code, *says):
 
 
 def test_vectors_are_those_of_sentence_transformers():
-    for name in ("bert-cls", "bert-mean", "xlmr-mean", "qwen3-last"):
+    for name in ("bert-cls", "bert-mean", "xlmr-mean", "qwen3-last", "nomic-mean", "gte-cls", "modernbert-mean"):
         texts = golden(name)
         with gateway(model=folder(name)) as g:
             body = {"model": name, "input": [t["text"] for t in texts], "truncate": True, "user": "u"}

@@ -33,19 +33,25 @@ VF_INLINE int chunk_sees(const struct chunk *c, size_t t, int32_t key0)
     return n < 0 ? 0 : n < KN_PAGE ? (int)n : KN_PAGE;
 }
 
+/* The first key of row i's window, perhaps in front of key 0. */
+VF_INLINE int64_t chunk_from(const struct kn_attn_args *a, size_t i)
+{
+    if (a->from) return a->from[i];
+    return a->window ? (int64_t)a->pos[i] + 1 - (int64_t)a->window : 0;
+}
+
 /* Keys of the page at key0 that lie in front of a packed row's window. */
 VF_INLINE int chunk_skips(const struct chunk *c, size_t t, int32_t key0)
 {
-    if (c->a->window == 0) return 0;
-    const int64_t n = (int64_t)c->a->pos[c->row0 + t / c->group] + 1 - (int64_t)c->a->window - key0;
+    const int64_t n = chunk_from(c->a, c->row0 + t / c->group) - key0;
     return n < 0 ? 0 : n < KN_PAGE ? (int)n : KN_PAGE;
 }
 
 /* The first page that a row of the chunk sees a key of; rows ascend. */
 static size_t chunk_first_page(const struct chunk *c)
 {
-    const int64_t n = (int64_t)c->a->pos[c->row0] + 1 - (int64_t)c->a->window;
-    return c->a->window && n > 0 ? (size_t)n / KN_PAGE : 0;
+    const int64_t n = chunk_from(c->a, c->row0);
+    return n > 0 ? (size_t)n / KN_PAGE : 0;
 }
 
 /* Scores of n packed rows [n, P] of a page, bounded where the model says so. */

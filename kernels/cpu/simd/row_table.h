@@ -2,6 +2,8 @@
 #ifndef KERNELS_CPU_SIMD_ROW_TABLE_H
 #define KERNELS_CPU_SIMD_ROW_TABLE_H
 
+#include "kernels/types.h"
+
 #include <stddef.h>
 
 struct kn_row_simd {
@@ -10,9 +12,9 @@ struct kn_row_simd {
     void (*rmsnorm_add)(const float *x, size_t D, const float *w, float eps, float *out);
     void (*layernorm)(const float *x, size_t D, const float *w, const float *b /* or NULL */,
                       float eps, float *out);
-    void (*gelu)(float *x, size_t n);                                         /* in place, by erf */
-    void (*glu[2])(const float *gate, const float *up, size_t F, float *out); /* enum kn_act */
-    void (*softcap)(float *x, size_t n, float cap);                           /* in place */
+    void (*gelu)(float *x, size_t n); /* in place, by erf */
+    void (*glu[KN_ACTS])(const float *gate, const float *up, size_t F, float *out);
+    void (*softcap)(float *x, size_t n, float cap); /* in place */
 };
 
 #endif

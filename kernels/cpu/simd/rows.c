@@ -115,9 +115,19 @@ static void swiglu(const float *gate, const float *up, size_t F, float *out)
     glu(silu_mul, gate, up, F, out);
 }
 
-static void geglu(const float *gate, const float *up, size_t F, float *out)
+static void geglu_tanh(const float *gate, const float *up, size_t F, float *out)
 {
     glu(gelu_mul, gate, up, F, out);
+}
+
+VF_INLINE vf gelu_erf_mul(vf g, vf u)
+{
+    return vf_mul(gelu_of(g), u);
+}
+
+static void geglu(const float *gate, const float *up, size_t F, float *out)
+{
+    glu(gelu_erf_mul, gate, up, F, out);
 }
 
 static void softcap(float *x, size_t n, float cap)
@@ -348,7 +358,7 @@ const struct kn_simd KN_TABLE = {
     .codes_panel = KN_NAME(codes_panel),
     .attn = {sizeof(float), KN_NAME(attn_put), KN_NAME(attn_scratch), KN_NAME(attn),
              KN_NAME(attn_mass)},
-    .row = {rmsnorm, rmsnorm_add, layernorm, gelu, {swiglu, geglu}, softcap},
+    .row = {rmsnorm, rmsnorm_add, layernorm, gelu, {swiglu, geglu_tanh, geglu}, softcap},
     .rope = rope,
     .sqdist = sqdist,
     .stored = {encode_f16, decode_f16, encode_bf16, decode_bf16, encode_q8, decode_q8},

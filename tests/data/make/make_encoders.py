@@ -25,16 +25,23 @@ DATA = pathlib.Path(__file__).resolve().parent.parent
 OUT = DATA / "encoders"
 BERT = dict(hidden_size=48, num_attention_heads=4, num_hidden_layers=2, intermediate_size=96,
             max_position_embeddings=160)
+NOMIC = dict(BERT, rope_parameters={"rope_type": "default", "rope_theta": 1000.0})
+GTE = dict(BERT, type_vocab_size=1, rope_parameters={"rope_type": "default", "rope_theta": 20000.0})
+MODERN = dict(BERT, num_hidden_layers=4, intermediate_size=40, local_attention=16, pad_token_id=0, bos_token_id=2,
+              eos_token_id=3, cls_token_id=2, sep_token_id=3)  # windows of 8 to each side, but in layers 0 and 3
 QWEN3 = dict(hidden_size=48, num_attention_heads=3, num_key_value_heads=1, head_dim=16, num_hidden_layers=2,
              intermediate_size=64, max_position_embeddings=256, use_sliding_window=False, tie_word_embeddings=True)
 
-# name: configuration, model, settings, tokenizer, pooling (None: no files of sentence-transformers), normalised
+# name: configuration, model, settings, tokenizer, pooling (None: no files of sentence-transformers), normalised, seed
 MODELS = {
-    "bert-cls": ("BertConfig", "BertModel", BERT, "wordpiece", "cls", True),
-    "bert-mean": ("BertConfig", "BertModel", BERT, "wordpiece-cased", None, False),
+    "bert-cls": ("BertConfig", "BertModel", BERT, "wordpiece", "cls", True, 1),
+    "bert-mean": ("BertConfig", "BertModel", BERT, "wordpiece-cased", None, False, 2),
     "xlmr-mean": ("XLMRobertaConfig", "XLMRobertaModel", dict(BERT, type_vocab_size=1, pad_token_id=1),
-                  "unigram", "mean", True),
-    "qwen3-last": ("Qwen3Config", "Qwen3ForCausalLM", QWEN3, "qwen2", "lasttoken", True),
+                  "unigram", "mean", True, 3),
+    "nomic-mean": ("NomicBertConfig", "NomicBertModel", NOMIC, "wordpiece", "mean", True, 4),
+    "gte-cls": ("GteConfig", "GteModel", GTE, "unigram", "cls", True, 5),
+    "modernbert-mean": ("ModernBertConfig", "ModernBertForMaskedLM", MODERN, "wordpiece", "mean", False, 6),
+    "qwen3-last": ("Qwen3Config", "Qwen3ForCausalLM", QWEN3, "qwen2", "lasttoken", True, 4),
 }
 
 
@@ -97,8 +104,8 @@ def tokenizer_for(folder, name):
     return max([t["id"] for t in data["added_tokens"]] + list(ids)) + 1
 
 
-def make(name, seed):
-    config, model, settings, tokenizer, pool, normalize = MODELS[name]
+def make(name):
+    config, model, settings, tokenizer, pool, normalize, seed = MODELS[name]
     folder = OUT / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -135,8 +142,8 @@ def make(name, seed):
 
 def main():
     torch.set_num_threads(1)
-    for seed, name in enumerate(MODELS, 1):
-        make(name, seed)
+    for name in MODELS:
+        make(name)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@
 #include <unistd.h>
 
 enum { TEXTS_MAX = 32 };
-static const char *const names[] = {"bert-cls", "bert-mean", "xlmr-mean", "qwen3-last"};
+static const char *const names[] = {"bert-cls",   "bert-mean", "xlmr-mean",      "qwen3-last",
+                                    "nomic-mean", "gte-cls",   "modernbert-mean"};
 enum { NAMES = sizeof names / sizeof *names };
 
 static const char *folder_of(const char *name)
@@ -132,10 +133,10 @@ TEST(what_the_files_say_is_known)
         const char *arch;
         enum enc_pool pool;
         bool normalize;
-    } want[NAMES] = {{"bert", ENC_POOL_CLS, true},
-                     {"bert", ENC_POOL_MEAN, false},
-                     {"xlm-roberta", ENC_POOL_MEAN, true},
-                     {"qwen3", ENC_POOL_LAST, true}};
+    } want[NAMES] = {{"bert", ENC_POOL_CLS, true},         {"bert", ENC_POOL_MEAN, false},
+                     {"xlm-roberta", ENC_POOL_MEAN, true}, {"qwen3", ENC_POOL_LAST, true},
+                     {"nomic-bert", ENC_POOL_MEAN, true},  {"gte", ENC_POOL_CLS, true},
+                     {"modernbert", ENC_POOL_MEAN, false}};
     for (size_t i = 0; i < NAMES; i++) {
         ASSERT_TRUE(enc_fits(folder_of(names[i]), ENC_POOL_AUTO));
         struct enc *e = open_folder(folder_of(names[i]), 1);
@@ -219,19 +220,19 @@ static int remove_one(const char *path, const struct stat *st, int flag, struct 
     return remove(path);
 }
 
-/* A folder whose files are links to bert-cls's, but one of them, in which `from` became `to`. */
-static void expect_refused(const char *file, const char *from, const char *to, int rc,
-                           const char *says)
+/* Makes dir, whose files are links to the model's, but one of them, in which `from` became `to`. */
+static void folder_with(char *dir, const char *name, const char *file, const char *from,
+                        const char *to)
 {
     static const char *const files[] = {"config.json",    "model.safetensors",
                                         "modules.json",   "1_Pooling/config.json",
                                         "tokenizer.json", "sentence_bert_config.json"};
-    char dir[] = "/tmp/test_encode.XXXXXX", path[600], target[512];
+    char path[600], target[512];
     ASSERT_TRUE(mkdtemp(dir) != NULL);
     (void)snprintf(path, sizeof path, "%s/1_Pooling", dir);
     ASSERT_OK(mkdir(path, 0700));
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
-        (void)snprintf(target, sizeof target, "%s/%s", folder_of("bert-cls"), files[i]);
+        (void)snprintf(target, sizeof target, "%s/%s", folder_of(name), files[i]);
         (void)snprintf(path, sizeof path, "%s/%s", dir, files[i]);
         if (strcmp(files[i], file) != 0) {
             ASSERT_OK(symlink(target, path));
@@ -247,13 +248,26 @@ static void expect_refused(const char *file, const char *from, const char *to, i
         ASSERT_EQ(fclose(f), 0);
         free(text);
     }
+}
+
+static void expect_refused_of(const char *name, const char *file, const char *from, const char *to,
+                              int rc, const char *says)
+{
     const struct enc_opts o = {.dev = {.n_threads = 1}};
+    char dir[] = "/tmp/test_encode.XXXXXX";
     struct enc *e = NULL;
     struct err err = {0};
+    folder_with(dir, name, file, from, to);
     const int r = enc_open(dir, &o, &e, &err);
     ASSERT_OK(nftw(dir, remove_one, 8, FTW_DEPTH | FTW_PHYS));
     ASSERT_TRUE(e == NULL);
     if (r != rc || !strstr(err.msg, says)) test_fail(__FILE__, __LINE__, "%s: %s", file, err.msg);
+}
+
+static void expect_refused(const char *file, const char *from, const char *to, int rc,
+                           const char *says)
+{
+    expect_refused_of("bert-cls", file, from, to, rc, says);
 }
 
 TEST(folders_are_refused_by_name)
@@ -285,6 +299,94 @@ TEST(folders_are_refused_by_name)
                    "\"do_lower_case\": true", -ENOTSUP, "do_lower_case");
     expect_refused("model.safetensors", NULL, "short", -EBADMSG, "safetensors");
     expect_refused("tokenizer.json", NULL, "{}", -ENOTSUP, "tokenizer.json");
+}
+
+/* Rotary positions, gates and windows come in more kinds than are computed. */
+TEST(what_a_family_has_elsewhere_is_refused_by_name)
+{
+    static const char f[] = "config.json";
+    static const struct {
+        const char *name, *from, *to;
+        int rc;
+        const char *says;
+    } bad[] = {
+        {"nomic-mean", "\"silu\"", "\"gelu\"", -ENOTSUP, "gelu"},
+        {"nomic-mean", "\"default\"", "\"dynamic\"", -ENOTSUP, "dynamic"},
+        {"nomic-mean", "1000.0", "\"x\"", -EBADMSG, "rope_theta"},
+        {"nomic-mean", "1000.0", "1e300", -EBADMSG, "rope_theta"},
+        {"nomic-mean", "\"pad_token_id\": 0", "\"num_experts\": 8", -ENOTSUP, "num_experts"},
+        {"nomic-mean", "\"pad_token_id\": 0", "\"prenorm\": true", -ENOTSUP, "prenorm"},
+        {"nomic-mean", "\"pad_token_id\": 0", "\"rotary_scaling_factor\": 2", -ENOTSUP, "2"},
+        {"nomic-mean", "\"pad_token_id\": 0", "\"mlp_fc1_bias\": true", -EBADMSG, "fc12.bias"},
+        {"nomic-mean", "\"num_attention_heads\": 4", "\"num_attention_heads\": 16", -ENOTSUP,
+         "heads of 3"},
+        {"gte-cls", "\"gelu\"", "\"silu\"", -ENOTSUP, "silu"},
+        {"gte-cls", "\"pad_token_id\": 1", "\"rope_scaling\": {\"type\": \"ntk\"}", -ENOTSUP,
+         "rope_scaling"},
+        {"gte-cls", "\"type_vocab_size\": 1", "\"type_vocab_size\": 0", -ENOTSUP, "token_type"},
+        {"modernbert-mean", "\"full_attention\"", "\"strided\"", -ENOTSUP, "strided"},
+        {"modernbert-mean", "\"full_attention\",", "", -EBADMSG, "layer_types"},
+        {"modernbert-mean", "\"local_attention\": 16", "\"local_attention\": -1", -EBADMSG,
+         "local_attention"},
+        {"modernbert-mean", "\"hidden_activation\": \"gelu\"", "\"hidden_activation\": \"relu\"",
+         -ENOTSUP, "relu"},
+        {"modernbert-mean", "ModernBertForMaskedLM", "BertModel", -EBADMSG, "word_embeddings"},
+        {"bert-cls", "\"BertModel\"", "\"ModernBertModel\"", -EBADMSG, "tok_embeddings"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        expect_refused_of(bad[i].name, f, bad[i].from, bad[i].to, bad[i].rc, bad[i].says);
+}
+
+/* The settings as the models' own authors publish them say the same. */
+TEST(settings_as_published)
+{
+    static const char *const config[][2] = {
+        {"nomic-mean",
+         "{\"architectures\": [\"NomicBertModel\"], \"model_type\": \"nomic_bert\","
+         " \"activation_function\": \"swiglu\", \"causal\": false, \"layer_norm_epsilon\": 1e-12,"
+         " \"mlp_fc1_bias\": false, \"mlp_fc2_bias\": false, \"n_embd\": 48, \"n_head\": 4,"
+         " \"n_inner\": 96, \"n_layer\": 2, \"n_positions\": 160, \"parallel_block\": false,"
+         " \"prenorm\": false, \"qkv_proj_bias\": false, \"rotary_emb_base\": 1000,"
+         " \"rotary_emb_fraction\": 1.0, \"rotary_emb_interleaved\": false,"
+         " \"rotary_emb_scale_base\": null, \"rotary_scaling_factor\": null,"
+         " \"scale_attn_weights\": true, \"type_vocab_size\": 2, \"use_rms_norm\": false,"
+         " \"vocab_size\": 900}"},
+        {"gte-cls",
+         "{\"architectures\": [\"NewModel\"], \"model_type\": \"new\", \"hidden_act\": \"gelu\","
+         " \"hidden_size\": 48, \"intermediate_size\": 96, \"layer_norm_eps\": 1e-12,"
+         " \"layer_norm_type\": \"layer_norm\", \"logn_attention_scale\": false,"
+         " \"max_position_embeddings\": 160, \"num_attention_heads\": 4, \"num_hidden_layers\": 2,"
+         " \"pack_qkv\": true, \"pad_token_id\": 1, \"position_embedding_type\": \"rope\","
+         " \"rope_scaling\": null, \"rope_theta\": 20000, \"type_vocab_size\": 1,"
+         " \"vocab_size\": 902}"},
+        {"modernbert-mean",
+         "{\"architectures\": [\"ModernBertForMaskedLM\"], \"model_type\": \"modernbert\","
+         " \"global_attn_every_n_layers\": 3, \"global_rope_theta\": 160000.0,"
+         " \"hidden_activation\": \"gelu\", \"hidden_size\": 48, \"intermediate_size\": 40,"
+         " \"layer_norm_eps\": 1e-05, \"local_attention\": 16, \"local_rope_theta\": 10000.0,"
+         " \"max_position_embeddings\": 160, \"mlp_bias\": false, \"norm_bias\": false,"
+         " \"num_attention_heads\": 4, \"num_hidden_layers\": 4, \"pad_token_id\": 0,"
+         " \"position_embedding_type\": \"absolute\", \"vocab_size\": 900}"},
+    };
+    const struct enc_opts o = {.dev = {.n_threads = 1, .arith = KN_ARITH_F32}};
+    int32_t tok[40];
+    float vec[2][48];
+    for (int i = 0; i < 40; i++)
+        tok[i] = (37 * i + 5) % 900;
+    for (size_t i = 0; i < sizeof config / sizeof *config; i++) {
+        char dir[] = "/tmp/test_encode.XXXXXX";
+        struct enc *e[2] = {open_folder(folder_of(config[i][0]), 1), NULL};
+        folder_with(dir, config[i][0], "config.json", NULL, config[i][1]);
+        const int r = enc_open(dir, &o, &e[1], NULL);
+        ASSERT_OK(nftw(dir, remove_one, 8, FTW_DEPTH | FTW_PHYS));
+        ASSERT_OK(r);
+        for (int k = 0; k < 2; k++) {
+            const struct enc_text t = {tok, 40, vec[k]};
+            ASSERT_OK(enc_run(e[k], &t, 1, NULL));
+            enc_close(e[k]);
+        }
+        ASSERT_MEMEQ(vec[0], vec[1], sizeof vec[0]);
+    }
 }
 
 TEST(opening_and_running_fail_cleanly_without_memory)
