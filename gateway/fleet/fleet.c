@@ -163,6 +163,34 @@ void gw_fleet_mix(struct gw_fleet *f)
     fleet_unlock(f);
 }
 
+int gw_fleet_on_demand(struct gw_fleet *f, unsigned index, const char *model)
+{
+    ASSERT(index < f->n && f->target[index]->own);
+    struct gw_target *t = f->target[index];
+    fleet_lock(f);
+    int r = fleet_models_named(t, model);
+    t->on_demand = r == 0;
+    if (r == 0) fleet_set_health(f, t, GW_TARGET_ASLEEP);
+    fleet_unlock(f);
+    return r;
+}
+
+uint64_t gw_fleet_rest(struct gw_fleet *f, unsigned index, uint64_t idle_ms)
+{
+    ASSERT(index < f->n && f->target[index]->on_demand);
+    struct gw_target *t = f->target[index];
+    fleet_lock(f);
+    const uint64_t idle_for_ms = (clock_ns() - t->used_ns) / 1000000;
+    const bool busy = t->n_inflight > 0 || t->health.state != GW_TARGET_READY;
+    const bool rests = !busy && idle_for_ms >= idle_ms;
+    if (rests) fleet_set_health(f, t, GW_TARGET_ASLEEP);
+    fleet_unlock(f);
+    if (!rests) return busy ? idle_ms : idle_ms - idle_for_ms;
+    fleet_probe_cancel(&t->probe);
+    fleet_pump(f);
+    return 0;
+}
+
 static struct gw_target *find_target(const struct gw_fleet *f, const char *name)
 {
     for (size_t i = 0; i < f->n; i++)
@@ -385,7 +413,8 @@ void gw_fleet_lost(struct gw_fleet *f, unsigned index)
 {
     ASSERT(index < f->n);
     fleet_probe_cancel(&f->target[index]->probe);
-    process_is(f, f->target[index], GW_TARGET_DOWN);
+    process_is(f, f->target[index],
+               f->target[index]->on_demand ? GW_TARGET_ASLEEP : GW_TARGET_DOWN);
 }
 
 void gw_fleet_expect(struct gw_fleet *f, unsigned index)

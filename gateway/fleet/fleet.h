@@ -36,6 +36,7 @@ enum gw_target_state {
     GW_TARGET_DRAINING, /* by an operator or the registry: no new requests */
     GW_TARGET_RETIRED,  /* gone for good (its registration expired, a reload
                            removed it) */
+    GW_TARGET_ASLEEP,   /* on demand: its process does not run, a request starts it */
 };
 const char *gw_target_state_name(enum gw_target_state s);
 struct gw_target; /* what others may see of it: gw_fleet_view() */
@@ -48,6 +49,7 @@ struct gw_fleet_ops {
      * gw_fleet_expect()). */
     void (*on_silent)(void *ctx, unsigned index, uint64_t silent_ms);
     void (*on_load)(void *ctx); /* a worker told its load, or tells it no more; NULL: no matter */
+    void (*on_wanted)(void *ctx, unsigned index); /* a request waits for one that is asleep */
 };
 /* loop: the control loop. directory: which chunks live where; borrowed, NULL: unknown. */
 int gw_fleet_create(struct http_loop *loop, const struct gw_config *c,
@@ -60,6 +62,13 @@ void gw_fleet_configure(struct gw_fleet *f, const struct gw_config *c);
 int gw_fleet_add_worker(struct gw_fleet *f, const char *address, bool own, unsigned *ret_index);
 /* From now on own workers serve different models: which one, the names that they list decide. */
 void gw_fleet_mix(struct gw_fleet *f);
+/* This own worker's process is started by the first request for `model`, the name that it will
+ * list: until gw_fleet_expect() it is asleep, and listed; gw_fleet_lost() puts it to sleep again.
+ */
+int gw_fleet_on_demand(struct gw_fleet *f, unsigned index, const char *model);
+/* It falls asleep (0) if it is ready, no request is there and none was for so long; else ms after
+ * which that is worth asking again. */
+uint64_t gw_fleet_rest(struct gw_fleet *f, unsigned index, uint64_t idle_ms);
 /* How a worker that runs elsewhere is got into: the key and the TLS settings of u, copied, unless
  * it has some. */
 int gw_fleet_secure(struct gw_fleet *f, unsigned index, const struct gw_upstream *u,

@@ -82,13 +82,15 @@ struct fleet_counts {
 enum {
     FLEET_READY = 1,
     FLEET_LOST = 2,
-    FLEET_PROBE = 4
+    FLEET_PROBE = 4,
+    FLEET_WANTED = 8
 }; /* to be told, or done, by fleet_pump() */
 struct gw_target {
     /* set once */
     unsigned index;
     bool own, worker; /* own: its process is watched, so that it needs no breaker, which would only
                          keep a restarted one waiting */
+    bool on_demand;   /* own: asleep until a request wants it */
     struct fleet_probe probe;
     struct gw_feed feed;                        /* control loop only */
     struct fleet_client *clients[GW_LOOPS_MAX]; /* each by its loop */
@@ -100,6 +102,7 @@ struct gw_target {
     bool drained, leaving, retired;
     unsigned news; /* FLEET_* */
     unsigned n_inflight;
+    uint64_t used_ns; /* of one on demand: when a request was there last, or it became ready */
     uint64_t tokens_in_flight;
     double ttfb_ms;
     struct fleet_address at;
@@ -183,6 +186,7 @@ bool fleet_is_name(const char *address); /* any thread: must it be resolved? */
 int fleet_models_read(struct gw_fleet *f, struct gw_target *t, const struct buf *body);
 /* Locked: what its settings alone tell; called when they changed. */
 int fleet_models_from_rules(struct gw_target *t);
+int fleet_models_named(struct gw_target *t, const char *model); /* it is the only one */
 bool fleet_models_wanted(const struct gw_target *t); /* locked: must its /models be asked? */
 void fleet_models_clear(struct fleet_models *m);
 enum fleet_serves { FLEET_NO, FLEET_YES, FLEET_PERHAPS };

@@ -184,6 +184,15 @@ int fleet_models_from_rules(struct gw_target *t)
     return r;
 }
 
+int fleet_models_named(struct gw_target *t, const char *model)
+{
+    struct fleet_models m = {0};
+    int r = add_model(&m, model, NULL, "kvblend");
+    if (r == 0) install(t, &m, 0);
+    fleet_models_clear(&m);
+    return r;
+}
+
 bool fleet_models_wanted(const struct gw_target *t)
 {
     if (!t->up) return false;

@@ -103,9 +103,10 @@ void gw_fleet_report(struct gw_fleet *f, unsigned index, const struct gw_load *l
 }
 
 /* Is its model for something else: answers where vectors are wanted, or the other way round? False
- * where it has not said. */
+ * where it has not said, unless only a request can have it say so. */
 static bool is_other_kind(const struct gw_target *t, const struct gw_want *w)
 {
+    if (t->on_demand && !t->health.ready_since_ns) return true;
     return t->worker && t->models.tasks && !(t->models.tasks & w->task);
 }
 
@@ -212,8 +213,9 @@ struct search {
     size_t n;
     bool known, perhaps, loading, returning, unsure, full, open;
     struct fit best;
-    uint64_t wait_ns;   /* until the first breaker lets one through */
-    unsigned new_group; /* the best of those that were added just now */
+    struct gw_target *asleep; /* that would serve it */
+    uint64_t wait_ns;         /* until the first breaker lets one through */
+    unsigned new_group;       /* the best of those that were added just now */
     uint64_t new_until_ns;
     struct candidate can[GW_TARGETS_MAX]; /* the last member: it is not cleared */
 };
@@ -251,9 +253,11 @@ static void look_at(struct gw_fleet *f, struct gw_target *t, const struct gw_wan
     if (t->drained) return;
     if (t->health.state != GW_TARGET_READY) {
         bool loading = t->health.state == GW_TARGET_LOADING;
+        bool asleep = t->health.state == GW_TARGET_ASLEEP;
         bool comes = t->own || (t->worker && loading);
-        s->loading |= comes;
-        s->returning |= comes && t->health.ready_since_ns > 0;
+        s->loading |= comes && !asleep;
+        s->returning |= comes && (t->health.ready_since_ns > 0 || t->on_demand);
+        if (asleep) s->asleep = t;
         s->unsure |= !t->worker && loading; /* its first health check is under way */
         uint64_t until = t->health.added_ns + FIRST_CHECK_MS * 1000000ull;
         if (!t->worker && loading && now < until && group_of(t) < s->new_group) {
@@ -338,6 +342,7 @@ static void lease(struct gw_fleet *f, const struct candidate *c, const struct gw
         ASSERT(allowed);
     }
     t->n_inflight++;
+    t->used_ns = now;
     t->count.picked++;
     t->tokens_in_flight += tokens;
     *ret = (struct gw_lease){.target = t,
@@ -376,6 +381,10 @@ static enum gw_pick refusal(struct gw_fleet *f, const struct search *s, uint64_t
         if (ret_wait_ms) *ret_wait_ms = (uint32_t)(s->wait_ns / 1000000) + 1;
         room_at(f, now + s->wait_ns);
         return GW_PICK_OPEN;
+    }
+    if (s->asleep && !s->loading) { /* nothing else will come */
+        s->asleep->news |= FLEET_WANTED;
+        fleet_wake(f);
     }
     if (s->returning) return GW_PICK_RETURNING;
     return s->loading ? GW_PICK_LOADING : GW_PICK_DOWN;
@@ -486,6 +495,7 @@ void gw_fleet_release(struct gw_fleet *f, struct gw_lease *l, enum gw_outcome o,
     computed(l);
     ASSERT(t->n_inflight > 0);
     t->n_inflight--;
+    t->used_ns = now;
     count_outcome(t, o, ttfb_ns);
     fleet_count_status(t, l->status);
     judge_try(f, t, l, o, now);

@@ -79,6 +79,7 @@ void fleet_pump(struct gw_fleet *f)
         f->room = false;
         fleet_unlock(f);
         if (!news && !room) break;
+        if (news & FLEET_WANTED && f->ops.on_wanted) f->ops.on_wanted(f->ctx, t->index);
         if (news & FLEET_PROBE) fleet_probe_soon(&t->probe, 1);
         if (news & FLEET_LOST) gw_feed_stop(t);
         if (news & FLEET_READY) gw_feed_start(t);
@@ -110,7 +111,7 @@ static uint64_t interval_ms(struct fleet_probe *p)
         ms = t->up->health_interval_ms;
         if (t->health.ready_since_ns == 0 && ms > REMOTE_MS) ms = REMOTE_MS;
     }
-    bool gone = t->retired;
+    bool gone = t->retired || t->health.state == GW_TARGET_ASLEEP;
     fleet_unlock(f);
     return gone ? 0 : ms * jitter / 1000;
 }
@@ -120,7 +121,7 @@ void fleet_probe_soon(struct fleet_probe *p, uint64_t ms)
     if (!p->fleet->started || p->call) return;
     uint64_t regular = interval_ms(p);
     if (regular == 0)
-        http_timer_clear(&p->timer); /* it is gone */
+        http_timer_clear(&p->timer); /* it is gone, or asleep */
     else
         http_timer_set(&p->timer, ms ? ms : regular);
 }

@@ -19,7 +19,8 @@ enum {
 
 const char *gw_target_state_name(enum gw_target_state s)
 {
-    static const char *const names[] = {"down", "loading", "ready", "draining", "retired"};
+    static const char *const names[] = {"down",     "loading", "ready",
+                                        "draining", "retired", "asleep"};
     return names[s];
 }
 
@@ -51,7 +52,7 @@ void fleet_set_health(struct gw_fleet *f, struct gw_target *t, enum gw_target_st
     if (s == GW_TARGET_READY) {
         uint64_t now = clock_ns();
         if (t->health.ready_since_ns) t->health.slow_from_ns = now; /* it comes back: gently */
-        t->health.ready_since_ns = now;
+        t->health.ready_since_ns = t->used_ns = now;
         if (t->worker) fleet_breaker_reset(f, t); /* another process, another history */
         t->news |= FLEET_READY;
     } else {

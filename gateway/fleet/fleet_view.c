@@ -55,7 +55,8 @@ struct gw_fleet_count gw_fleet_count_kinds(const struct gw_fleet *f)
     for (size_t i = 0; i < f->n; i++) {
         const struct gw_target *t = f->target[i];
         if (t->retired || t->leaving) continue;
-        bool ready = t->health.state == GW_TARGET_READY && fleet_is_open(t);
+        bool asleep = t->health.state == GW_TARGET_ASLEEP; /* which takes requests, too */
+        bool ready = (t->health.state == GW_TARGET_READY || asleep) && fleet_is_open(t);
         *(t->worker ? &c.workers : &c.upstreams) += 1;
         *(t->worker ? &c.workers_ready : &c.upstreams_ready) += ready;
         c.lists |= t->models.n > 0;
@@ -95,6 +96,7 @@ bool gw_fleet_view(const struct gw_fleet *f, unsigned index, struct gw_target_vi
                                        .own = t->own,
                                        .worker = t->worker,
                                        .state = state_of(t),
+                                       .served = t->health.ready_since_ns > 0,
                                        .n_models = (unsigned)t->models.n};
         (void)snprintf(ret->why, sizeof ret->why, "%s", t->health.why);
         (void)snprintf(ret->name, sizeof ret->name, "%s", t->name);

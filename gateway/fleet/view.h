@@ -16,7 +16,7 @@ struct gw_key;
 struct gw_target_view { /* a copy */
     unsigned index, n_inflight, n_models;
     char name[128], address[256];
-    bool own, worker;
+    bool own, worker, served; /* served: has been ready */
     enum gw_target_state state;
     char why[160]; /* what it failed with last, for people; "": it is well */
 };
@@ -24,7 +24,7 @@ size_t gw_fleet_count(const struct gw_fleet *f); /* retired ones, too */
 bool gw_fleet_view(const struct gw_fleet *f, unsigned index, struct gw_target_view *ret);
 unsigned gw_fleet_n_ready(const struct gw_fleet *f);
 struct gw_fleet_count { /* those that a registration or reload has not taken away */
-    unsigned workers, upstreams, workers_ready, upstreams_ready;
+    unsigned workers, upstreams, workers_ready, upstreams_ready; /* asleep counts as ready */
     bool hopeful; /* one that is down may come by itself */
     bool lists;   /* the models of one are known */
     bool choice;  /* there may be more than one upstream */

@@ -42,8 +42,9 @@ typedef uint32_t gw_conf_MS;
       "GGUF file or Hugging Face folder for the gateway's own worker, or a name on the hub, "      \
       "ORG/NAME[@REVISION][:FILE or QUANT] (kvblend pull NAME downloads it)")                      \
     X(LIST, models, "also-model", "models", NULL, 0, 0, 0,                                         \
-      "a further model, served by a worker of its own, then options of that worker as in "         \
-      "worker: (threads=, served_model_name=, device=, …); what is not said has its default",      \
+      "a further model, served by a worker of its own, then load=on_demand, idle= and options of " \
+      "that worker as in worker: (threads=, served_model_name=, …); what is not said has its "     \
+      "default",                                                                                   \
       .split = ";", .head = "path", .repeatable = true)                                            \
     X(LIST, workers, "worker", "workers", NULL, 0, 0, OPT_SECRET,                                  \
       "http(s)://HOST:PORT or unix:/path of a worker that runs elsewhere, then api_key=, "         \

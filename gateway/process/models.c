@@ -6,9 +6,11 @@
 #include "gateway/process/entry.h"
 #include "worker/opts_table.h"
 
+#include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 
-enum { FIELDS_MAX = 64 };
+enum { FIELDS_MAX = 64, IDLE_MS_MIN = 1000 /* chosen: loading takes as long */ };
 
 /* "served_model_name=emb" as the flag that the table of options knows. */
 static char *flag_of(const char *word)
@@ -45,6 +47,34 @@ static int read_fields(struct gw_model *m, int argc, char *const *argv, struct e
     return r;
 }
 
+static int set_load(void *entry, struct arena *texts, const char *value)
+{
+    struct gw_model *m = entry;
+    m->on_demand = strcmp(value, "on_demand") == 0;
+    return m->on_demand || strcmp(value, "start") == 0 ? 0 : -EINVAL;
+}
+
+static const struct gw_entry_field life[] = {
+    {"load", .set = set_load},
+    {"idle", GW_ENTRY_MS, offsetof(struct gw_model, idle_ms), IDLE_MS_MIN, UINT32_MAX, NULL},
+    {0}};
+
+/* NAME=VALUE of when its worker runs. -ENOENT: it is another field. */
+static int read_life(struct gw_model *m, const char *word, struct err *err)
+{
+    const size_t n = strcspn(word, "=");
+    char name[8];
+    if (n >= sizeof name) return -ENOENT;
+    (void)snprintf(name, sizeof name, "%.*s", (int)n, word);
+    const int r = gw_entry_set(life, m, NULL, name, word + n + 1);
+    if (r == -EINVAL)
+        return err_set(err, r, "models: \"%.60s\": %s is not \"%.40s\": %s", m->path, name,
+                       word + n + 1,
+                       *name == 'l' ? "expected start or on_demand"
+                                    : "expected a time of a second at least, such as 10m");
+    return r;
+}
+
 static int parse_model(const char *text, struct gw_model *m, struct err *err)
 {
     char *argv[FIELDS_MAX + 1] = {NULL};
@@ -63,6 +93,8 @@ static int parse_model(const char *text, struct gw_model *m, struct err *err)
         if (!strchr(word.data, '='))
             r = err_set(err, -EINVAL, "models: \"%.60s\": expected NAME=VALUE, found \"%.40s\"",
                         m->path, word.data);
+        else if ((r = read_life(m, word.data, err)) != -ENOENT)
+            r = r == 0 ? 1 : r;
         else if (argc == FIELDS_MAX)
             r = err_set(err, -EINVAL, "models: \"%.60s\": too many fields", m->path);
         else
@@ -70,6 +102,8 @@ static int parse_model(const char *text, struct gw_model *m, struct err *err)
     }
     if (r == -EINVAL && !err->code)
         (void)err_set(err, r, "models: a quote is not closed in \"%.60s\"", text);
+    if (r == 0 && m->idle_ms && !m->on_demand)
+        r = err_set(err, -EINVAL, "models: \"%.60s\": idle is for load=on_demand", m->path);
     if (r == 0) r = read_fields(m, argc, argv, err);
     while (--argc > 0)
         mem_free(argv[argc]);
@@ -88,6 +122,24 @@ int gw_models_parse(const struct gw_strs *entries, struct gw_models *ret, struct
     else
         *ret = m;
     return r;
+}
+
+const char *gw_model_name(const struct gw_model *m, char *ret, size_t cap)
+{
+    const char *at = opt_str(m->opts, "served-model-name");
+    size_t len = at ? strcspn(at, ",") : 0;
+    if (len == 0) {
+        at = m->path;
+        len = strlen(at);
+        while (len > 1 && at[len - 1] == '/')
+            len--;
+        const char *slash = memrchr(at, '/', len - 1);
+        if (slash) len -= (size_t)(slash + 1 - at);
+        if (slash) at = slash + 1;
+        if (len > 5 && memcmp(at + len - 5, ".gguf", 5) == 0) len -= 5;
+    }
+    (void)snprintf(ret, cap, "%.*s", (int)len, at);
+    return ret;
 }
 
 void gw_models_free(struct gw_models *m)

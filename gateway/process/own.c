@@ -25,26 +25,33 @@
 enum {
     ARGS_MAX = 512,
     OWN_MAX = 64,
-    ASK_S = 60,      /* chosen: a driver that nobody keeps loaded takes seconds for each GPU */
-    HANG_MS = 60000, /* chosen: a worker answers health checks beside all that it computes */
+    MODEL_NAME_BYTES = 256, /* a worker's, too */
+    ASK_S = 60,           /* chosen: a driver that nobody keeps loaded takes seconds for each GPU */
+    HANG_MS = 60000,      /* chosen: a worker answers health checks beside all that it computes */
+    REST_GRACE_MS = 5000, /* chosen: it has no request */
     BACKOFF_MIN_MS = 100,
     BACKOFF_MAX_MS = 10000,
     STEADY_MS = 30000,
 };
 
-struct own_one { /* a process, started again whenever it ends */
+struct own_one { /* a process, started again whenever it ends, or whenever it is wanted */
     struct gw_own *own;
     const char *const *argv; /* in the arena */
     char address[160];       /* longer than a socket's may be */
     unsigned target;         /* the fleet's index */
     atomic_int pid;          /* 0: none runs */
-    atomic_uint n_starts;
+    atomic_uint n_restarts;
     int lifeline; /* write end of the worker's standard input: closes when the gateway dies */
     unsigned backoff_ms;
     uint64_t started_ns;
-    bool stopping, served;   /* served: has been ready at least once */
-    bool refused;            /* ended with an error before it served */
-    struct http_timer timer; /* without a process: the next start; with one: its end */
+    bool stopping, served; /* served: has been ready at least once */
+    bool refused;          /* ended with an error before it served */
+    bool on_demand;
+    bool wanted, due, resting; /* on demand: to be started; its timer is set; ending, as idle */
+    unsigned wait_ms;          /* on demand: from when it is wanted to its start */
+    unsigned idle_ms;          /* on demand: it is ended after so long; 0: never */
+    struct http_timer timer;   /* without a process: the next start; with one: its end */
+    struct http_timer idle;
 };
 struct gw_own {
     struct gw_own_setup setup;
@@ -59,7 +66,7 @@ struct gw_own {
 static bool serves(const struct gw_own *o, unsigned target)
 {
     struct gw_target_view v;
-    return gw_fleet_view(o->setup.fleet, target, &v) && v.n_models > 0;
+    return gw_fleet_view(o->setup.fleet, target, &v) && v.served;
 }
 
 /* ---- a process ---- */
@@ -100,17 +107,27 @@ static int start_process(struct own_one *x)
     x->lifeline = fd[1];
     x->pid = pid;
     x->started_ns = clock_ns();
-    if (x->n_starts++ > 0) gw_stats_add(GW_M_RESTARTS, 1);
+    x->wanted = x->due = false;
+    if (x->idle_ms) http_timer_set(&x->idle, x->idle_ms);
     log_event(LOG_NOTICE, "worker.started", "worker=%u pid=%d", x->target, (int)pid);
     gw_fleet_expect(x->own->setup.fleet, x->target);
     return 0;
 }
 
-static void schedule_restart(struct own_one *x)
+/* Workers that died together do not come back together. */
+static unsigned next_wait_ms(struct own_one *x)
 {
-    /* Workers that died together do not come back together. */
-    http_timer_set(&x->timer, x->backoff_ms + x->backoff_ms / 8 * (x->target % 4));
+    const unsigned ms = x->backoff_ms + x->backoff_ms / 8 * (x->target % 4);
     x->backoff_ms = x->backoff_ms * 2 > BACKOFF_MAX_MS ? BACKOFF_MAX_MS : x->backoff_ms * 2;
+    return ms;
+}
+
+/* One on demand is started if somebody wants it. */
+static void start_wanted(struct own_one *x)
+{
+    if (!x->wanted || x->due || x->pid || x->stopping) return;
+    x->due = true;
+    http_timer_set(&x->timer, x->wait_ms);
 }
 
 static void on_timer(void *arg)
@@ -118,11 +135,30 @@ static void on_timer(void *arg)
     struct own_one *x = arg;
     if (x->pid) (void)kill(x->pid, SIGKILL); /* it had its grace */
     if (x->pid || x->stopping) return;
+    const bool again = !x->on_demand;
     int r = start_process(x);
     if (r < 0) {
         log_event(LOG_ERROR, "worker.start", "worker=%u error=%s", x->target, err_name(r));
-        schedule_restart(x);
+        http_timer_set(&x->timer, next_wait_ms(x));
+    } else if (again) {
+        x->n_restarts++;
+        gw_stats_add(GW_M_RESTARTS, 1);
     }
+}
+
+static void on_idle(void *arg)
+{
+    struct own_one *x = arg;
+    if (!x->pid || x->stopping) return;
+    const uint64_t left_ms = gw_fleet_rest(x->own->setup.fleet, x->target, x->idle_ms);
+    if (left_ms > 0) {
+        http_timer_set(&x->idle, left_ms);
+        return;
+    }
+    log_event(LOG_NOTICE, "worker.idle", "worker=%u pid=%d", x->target, (int)x->pid);
+    x->resting = true;
+    (void)kill(x->pid, SIGTERM);
+    http_timer_set(&x->timer, REST_GRACE_MS);
 }
 
 /* worker/worker.h has the statuses. */
@@ -135,6 +171,7 @@ static const char *reason_of(int code)
 static bool is_hopeless(struct own_one *x, int exit_code)
 {
     struct gw_own *o = x->own;
+    if (x->on_demand) return false;
     x->refused = true;
     if (o->setup.others) return false;
     for (unsigned i = 0; i < o->n; i++)
@@ -159,13 +196,27 @@ static void process_ended(struct own_one *x, int status)
         has_stopped(x->own);
         return;
     }
+    http_timer_clear(&x->idle);
+    if (x->resting) {
+        http_timer_clear(&x->timer);
+        x->resting = false;
+        x->wait_ms = 0;
+        start_wanted(x);
+        return;
+    }
     int code = WIFEXITED(status) ? WEXITSTATUS(status) : 0;
     int sig = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
     log_event(LOG_ERROR, "worker.ended", "worker=%u exit=%d signal=%d reason=%s", x->target, code,
               sig, reason_of(code));
     if (!x->served && WIFEXITED(status) && code != 0 && is_hopeless(x, code)) return;
     if (clock_ms_since(x->started_ns) > STEADY_MS) x->backoff_ms = BACKOFF_MIN_MS;
-    schedule_restart(x);
+    const unsigned wait_ms = next_wait_ms(x);
+    if (!x->on_demand) {
+        http_timer_set(&x->timer, wait_ms);
+        return;
+    }
+    x->wait_ms = wait_ms;
+    start_wanted(x);
 }
 
 /* ---- devices ---- */
@@ -246,7 +297,14 @@ static int start_one(struct gw_own *o, const struct gw_config *c, const struct g
     o->n++;
     int r = x->argv ? gw_fleet_add_worker(o->setup.fleet, x->address, true, &x->target) : -ENOMEM;
     http_timer_init(&x->timer, o->setup.loop, on_timer, x);
-    if (r >= 0) r = start_process(x);
+    http_timer_init(&x->idle, o->setup.loop, on_idle, x);
+    x->on_demand = m && m->on_demand;
+    x->idle_ms = m ? m->idle_ms : 0;
+    char name[MODEL_NAME_BYTES];
+    if (r >= 0 && x->on_demand)
+        r = gw_fleet_on_demand(o->setup.fleet, x->target, gw_model_name(m, name, sizeof name));
+    else if (r >= 0)
+        r = start_process(x);
     if (r < 0) return err_set(err, r, "the worker %s could not be started", buf_cstr(&o->bin));
     return 0;
 }
@@ -305,12 +363,22 @@ void gw_own_silent(struct gw_own *o, unsigned target, uint64_t silent_ms)
     (void)kill(x->pid, SIGKILL);
 }
 
+void gw_own_wanted(struct gw_own *o, unsigned target)
+{
+    for (unsigned i = 0; i < o->n; i++) {
+        if (o->one[i].target != target || !o->one[i].on_demand) continue;
+        o->one[i].wanted = true; /* one that still ends is started behind its end */
+        start_wanted(&o->one[i]);
+    }
+}
+
 void gw_own_stop(struct gw_own *o, unsigned grace_ms)
 {
     for (unsigned i = 0, n = o->n; i < n; i++) {
         struct own_one *x = &o->one[i];
         x->stopping = true;
         http_timer_clear(&x->timer);
+        http_timer_clear(&x->idle);
         if (x->pid) (void)kill(x->pid, grace_ms ? SIGTERM : SIGKILL);
         if (x->pid && grace_ms) http_timer_set(&x->timer, grace_ms);
         if (!x->pid) has_stopped(o);
@@ -322,7 +390,7 @@ bool gw_own_process(const struct gw_own *o, unsigned target, int *ret_pid, unsig
     const struct own_one *x = one_of(o, target);
     if (!x) return false;
     *ret_pid = x->pid;
-    *ret_restarts = x->n_starts > 0 ? x->n_starts - 1 : 0;
+    *ret_restarts = x->n_restarts;
     return true;
 }
 
@@ -337,6 +405,7 @@ void gw_own_destroy(struct gw_own *o)
             (void)close(x->lifeline);
         }
         http_timer_fini(&x->timer);
+        http_timer_fini(&x->idle);
         (void)unlink(x->address + strlen("unix:"));
     }
     if (o->dir.len > 0) (void)rmdir(buf_cstr(&o->dir));

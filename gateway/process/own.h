@@ -5,7 +5,9 @@
  * dies with the gateway however that dies: the kernel kills it (PR_SET_PDEATHSIG), and its
  * standard input closes (KVBLEND_EXIT_ON_STDIN_EOF). After a death it is started again, at first
  * after 0.1 s, then with doubled waits up to 10 s; a worker that served for half a minute starts
- * the count afresh. When all of them end by themselves with an error before any ever served (an
+ * the count afresh. One that loads on demand is started by
+ * the first request for it instead, and ended, if its entry says so, when it was idle for long
+ * enough. When all of them end by themselves with an error before any ever served (an
  * unreadable model, say) and no other target could serve, on_refused() says so. Life cycle:
  * gw_own_create() → run → gw_own_stop() → on_stopped() → gw_own_destroy(). Thread: the control
  * loop's; gw_own_process(): any. */
@@ -37,6 +39,8 @@ void gw_own_reaped(struct gw_own *o); /* to be called on every SIGCHLD */
 /* A probe of this target (perhaps not ours) failed: a worker that is silent for too long is
  * restarted. */
 void gw_own_silent(struct gw_own *o, unsigned target, uint64_t silent_ms);
+/* A request waits for this target, which is asleep: its process is started. */
+void gw_own_wanted(struct gw_own *o, unsigned target);
 void gw_own_stop(struct gw_own *o, unsigned grace_ms); /* SIGTERM, SIGKILL after the grace */
 /* False: the target is not ours. pid 0: none runs now. */
 bool gw_own_process(const struct gw_own *o, unsigned target, int *ret_pid, unsigned *ret_restarts);

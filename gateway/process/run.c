@@ -139,6 +139,12 @@ static void on_silent(void *ctx, unsigned index, uint64_t silent_ms)
     if (u->server.own) gw_own_silent(u->server.own, index, silent_ms);
 }
 
+static void on_wanted(void *ctx, unsigned index)
+{
+    struct gw_run *u = ctx;
+    if (u->server.own) gw_own_wanted(u->server.own, index);
+}
+
 static void on_own_refused(void *ctx, int exit_code)
 {
     struct gw_run *u = ctx;
@@ -182,7 +188,8 @@ static void on_registered(void *ctx, const char *address, bool here)
     gw_admit_share(&server->admit, gw_fleet_count(server->fleet) > 1);
 }
 
-static const struct gw_fleet_ops fleet_ops = {on_change, on_change, on_change, on_silent, on_load};
+static const struct gw_fleet_ops fleet_ops = {on_change, on_change, on_change,
+                                              on_silent, on_load,   on_wanted};
 
 /* ---- reload ---- */
 

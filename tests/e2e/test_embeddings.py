@@ -5,6 +5,7 @@ The models are those of tests/data/encoders, whose vectors sentence-transformers
 """
 import base64
 import concurrent.futures
+import contextlib
 import json
 import os
 import signal
@@ -248,6 +249,49 @@ def test_several_models_of_one_gateway():
             assert g.post("/v1/chat/completions", chat).status == 200 and len(up.requests) == n
 
 
+def state_of(g, name):
+    """Of the worker whose model has this name: its state and process."""
+    target = [t for t in g.admin_get("/admin/targets")["targets"] if t["models"] == [name]][0]
+    worker = [w for w in g.admin_get("/admin/status")["workers"] if w["index"] == target["index"]][0]
+    return target["state"], worker["pid"]
+
+
+def test_a_model_on_demand():
+    entry = folder("bert-cls") + " load=on_demand idle=1s served_model_name=emb threads=1"
+    texts = [t["text"] for t in golden("bert-cls")]
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    with gateway("--also-model", entry, "--retry-wait", "120s", model=tiny_model()) as g:
+        until("the other one is ready", lambda: g.post("/v1/chat/completions", chat).status == 200)
+        assert g.get("/ready").json() == {"status": "ready", "workers": 2}
+        assert "emb" in [m["id"] for m in g.get("/v1/models").json()["data"]]
+        assert state_of(g, "emb") == ("asleep", 0)
+        p = subprocess.run([KVBLENDCTL, "--admin", g.admin, "status"], env=g.env, capture_output=True, text=True)
+        assert p.returncode == 0 and "asleep" in p.stdout, (p.stdout, p.stderr)
+
+        def ask(i):
+            return vectors(g.post(PATH, {"model": "emb", "input": texts[i % len(texts)], "truncate": True}))[0]
+        for _ in range(2):  # they all wait for one process
+            with concurrent.futures.ThreadPoolExecutor(8) as pool:
+                got = list(pool.map(ask, range(16)))
+            for i, v in enumerate(got):
+                near(v, golden("bert-cls")[i % len(texts)]["vector"], 1e-4)
+            until("it is ended", lambda: state_of(g, "emb") == ("asleep", 0), 60)
+        assert g.log().count("worker.started") >= 3, g.log()
+        assert {m["id"]: m["task"] for m in g.get("/v1/models").json()["data"]}["emb"] == "embed"
+        assert len(vectors(g.post(PATH, {"input": "a"}))[0]) == 48  # what it is for is known by now
+        pid = state_of(g, "emb")[1]
+        if pid:  # unless it is idle already: a death is no matter
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        assert len(ask(0)) == 48
+        assert g.post("/v1/chat/completions", chat).status == 200
+    bad = os.path.join(ROOT, "tests", "fuzz") + " load=on_demand served_model_name=bad"
+    with gateway("--also-model", bad, "--retry-wait", "1s", model=folder("bert-mean")) as g:
+        until("the other one is ready", lambda: g.post(PATH, {"input": "a"}).status == 200)
+        refused(g.post(PATH, {"model": "bad", "input": "a"}), 503, "model_loading")
+        assert len(vectors(g.post(PATH, {"input": "a"}))) == 1
+
+
 def test_models_alone_and_wrong_ones():
     with Program([KVBLEND, "--listen", "127.0.0.1:0", "--config", "{dir}/c.yaml"],
                  files={"c.yaml": f"models:\n  - {{path: {folder('bert-cls')}, served_model_name: a}}\n"
@@ -258,7 +302,8 @@ def test_models_alone_and_wrong_ones():
             assert len(vectors(g.post(PATH, {"input": "a", "model": name}))) == 1
     for entry, says in ((f"{folder('bert-cls')} threads=many", "threads"), ("/nowhere", "/nowhere"),
                         (f"{folder('bert-cls')} listen=x", "listen"), (f"{folder('bert-cls')} word", "word"),
-                        (f"{folder('bert-cls')} device=auto", "device"), (f'"{folder("bert-cls")}', "quote"), ("", "path")):
+                        (f"{folder('bert-cls')} device=auto", "device"), (f"{folder('bert-cls')} load=later", "on_demand"),
+                        (f'"{folder("bert-cls")}', "quote"), ("", "path")):
         p = subprocess.run([KVBLEND, "--check", "--also-model", entry], env=clean_env(), capture_output=True, text=True)
         assert p.returncode == 1 or p.returncode == 2, (entry, p)
         assert "models:" in p.stderr + p.stdout and says in p.stderr + p.stdout, (entry, p)

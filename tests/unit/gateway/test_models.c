@@ -34,6 +34,30 @@ TEST(entries_are_paths_and_options)
     gw_models_free(&m);
 }
 
+TEST(when_a_worker_runs)
+{
+    static const struct {
+        const char *entry;
+        bool on_demand;
+        uint32_t idle_ms;
+        const char *name;
+    } want[] = {{"/models/bge/", false, 0, "bge"},
+                {"/models/a.b.gguf load=start", false, 0, "a.b"},
+                {"x load=on_demand served_model_name=y,z", true, 0, "y"},
+                {"/ idle=90s load=on_demand threads=1", true, 90000, "/"},
+                {".gguf load=on_demand idle=10m", true, 600000, ".gguf"}};
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
+        struct gw_models m = {0};
+        struct err err;
+        char name[16];
+        ASSERT_OK(parse(&want[i].entry, 1, &m, &err));
+        ASSERT_EQ(m.v[0].on_demand, want[i].on_demand);
+        ASSERT_EQ(m.v[0].idle_ms, want[i].idle_ms);
+        ASSERT_STREQ(gw_model_name(&m.v[0], name, sizeof name), want[i].name);
+        gw_models_free(&m);
+    }
+}
+
 TEST(bad_entries_are_named)
 {
     static const struct {
@@ -48,6 +72,12 @@ TEST(bad_entries_are_named)
                {"/a listen=:1", "listen"},
                {"/a help=1", "/a"},
                {"/a =1", "/a"},
+               {"/a load=never", "on_demand"},
+               {"/a load=", "on_demand"},
+               {"/a load=on_demand idle=1ms", "10m"},
+               {"/a load=on_demand idle=soon", "10m"},
+               {"/a load=start idle=10m", "load=on_demand"},
+               {"/a idle=10m", "load=on_demand"},
                {"/a embed=most", "embed"}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         struct gw_models m = {0};
