@@ -8,11 +8,12 @@ chunk: the second time its KV is reused. Run by `tools/test --clients`, which ma
 frameworks.txt ($KVBLEND_FRAMEWORKS_PYTHON).
 """
 import asyncio
+import json
 import os
 import random
 from typing import Annotated
 
-from harness import KVBLEND, WORKER, gateway, main, need, other_python, parse_metrics, real_model, skip
+from harness import KVBLEND, ROOT, WORKER, gateway, main, need, other_python, parse_metrics, real_model, skip
 
 os.environ.update({"LANGSMITH_TRACING": "false", "OPENAI_API_KEY": "none", "OPENAI_AGENTS_DISABLE_TRACING": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True",
                    "HAYSTACK_TELEMETRY_ENABLED": "False", "TOKENIZERS_PARALLELISM": "false"})
@@ -24,20 +25,24 @@ try:
     import openai
     import pydantic
     import pydantic_ai
+    import tiktoken
     from haystack.components.agents import Agent as HaystackAgent
+    from haystack.components.embedders import OpenAIDocumentEmbedder, OpenAITextEmbedder
     from haystack.components.generators.chat import OpenAIChatGenerator
     from haystack.dataclasses import ChatMessage as HaystackMessage
+    from haystack.dataclasses import Document as HaystackDocument
     from haystack.tools import Tool as HaystackTool
     from haystack.utils import Secret
     from instructor.core import InstructorRetryException
     from langchain.agents import create_agent
     from langchain_core.messages import HumanMessage, ToolMessage
     from langchain_core.tools import tool as langchain_tool
-    from langchain_openai import ChatOpenAI
+    from langchain_openai import ChatOpenAI, OpenAIEmbeddings
     from llama_index.core import Document, SummaryIndex
     from llama_index.core.agent.workflow import FunctionAgent
     from llama_index.core.llms import ChatMessage as LlamaMessage
     from llama_index.core.tools import FunctionTool
+    from llama_index.embeddings.openai_like import OpenAILikeEmbedding
     from llama_index.llms.openai_like import OpenAILike
     from pydantic_ai.messages import ModelRequest, ModelResponse, ToolCallPart, ToolReturnPart, UserPromptPart
     from pydantic_ai.models.openai import OpenAIChatModel
@@ -327,6 +332,48 @@ def test_anthropic():
         assert client.messages.count_tokens(model=own, messages=said[:1]).input_tokens > 3
 
     twice("Anthropic", ask)
+
+
+# ---- embeddings ----
+
+def test_embeddings():
+    """Vectors of an own encoder, through what each framework has for an OpenAI-compatible server."""
+    folder = os.path.join(ROOT, "tests", "data", "encoders", "bert-cls")
+    with open(folder + ".json", encoding="utf-8") as f:
+        golden = [t for t in json.load(f)["texts"] if 0 < len(t["text"]) < 200]
+    texts = [t["text"] for t in golden]
+    with gateway(model=folder) as g:
+        at = f"http://127.0.0.1:{g.port}/v1"
+        chain = OpenAIEmbeddings(model="bert-cls", base_url=at, api_key="none", max_retries=0, check_embedding_ctx_length=False)
+        index = OpenAILikeEmbedding(model_name="bert-cls", api_base=at, api_key="none", max_retries=0, embed_batch_size=3)
+        stack = dict(model="bert-cls", api_base_url=at, api_key=Secret.from_token("none"))
+        found = OpenAIDocumentEmbedder(progress_bar=False, **stack).run([HaystackDocument(content=t) for t in texts])
+        lite = litellm.embedding(model="openai/bert-cls", input=texts, api_base=at, api_key="none", encoding_format="float")
+        for got in (chain.embed_documents(texts), [chain.embed_query(t) for t in texts],
+                    index.get_text_embedding_batch(texts), [index.get_query_embedding(t) for t in texts],
+                    [d.embedding for d in found["documents"]], [d["embedding"] for d in lite.data],
+                    [OpenAITextEmbedder(**stack).run(t)["embedding"] for t in texts]):
+            assert len(got) == len(golden)
+            assert all(abs(x - y) < 1e-4 for v, t in zip(got, golden) for x, y in zip(v, t["vector"], strict=True))
+
+
+def test_langchain_sends_ids_of_its_own():
+    """Unless it is told not to: ids of OpenAI's tokenizer, which mean something else here."""
+    folder = os.path.join(ROOT, "tests", "data", "encoders", "bert-cls")
+    ids = tiktoken.Encoding("bytes", pat_str="(?s).+", mergeable_ranks={bytes([i]): 5000 + i for i in range(256)},
+                            special_tokens={})
+    fetch = tiktoken.encoding_for_model, tiktoken.get_encoding
+    tiktoken.encoding_for_model = tiktoken.get_encoding = lambda name: ids  # which would be fetched
+    try:
+        with gateway(model=folder) as g:
+            e = OpenAIEmbeddings(model="bert-cls", base_url=f"http://127.0.0.1:{g.port}/v1", api_key="none", max_retries=0)
+            try:
+                said = e.embed_query("a river")
+            except openai.BadRequestError as refusal:
+                said = str(refusal)
+            assert "must send texts" in said, said
+    finally:
+        tiktoken.encoding_for_model, tiktoken.get_encoding = fetch
 
 
 if __name__ == "__main__":

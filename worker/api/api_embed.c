@@ -78,7 +78,8 @@ static int parse_ids(struct api_embed *r, const json_t *v, size_t n_vocab, long 
         const json_int_t value = json_is_integer(x) ? json_integer_value(x) : -1;
         if (value < 0 || (size_t)value >= n_vocab)
             return bad_input(e, API_INVALID_VALUE, at,
-                             "a list of token ids holds something that is no token of this model");
+                             "a list of token ids holds something that is no token of this model; "
+                             "a client that has a tokenizer of its own must send texts");
         id[i] = (int32_t)value;
     }
     in->id = id;
