@@ -5,6 +5,7 @@
 #include "base/jobs.h"
 #include "base/log.h"
 #include "kernels/gpu.h"
+#include "tiers/mrc.h"
 #include "tiers/store_admin.h"
 #include "worker/admin/metrics.h"
 #include "worker/embed/embed.h"
@@ -288,6 +289,7 @@ void wk_destroy(struct worker *w)
         if (rc < 0) log_event(LOG_WARN, "flush", "error=%s", err_name(rc));
     }
     store_destroy(w->store);
+    mrc_destroy(w->reuse.mrc);
     gpu_close(w->tiers.gpu);
     fus_core_destroy(w->core);
     wk_reranker_close(w);

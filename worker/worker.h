@@ -29,6 +29,7 @@ enum wk_state { WK_LOADING, WK_READY, WK_DRAINING, WK_FAILED };
 enum { WK_EXIT_DEVICE_LOST = 3, WK_EXIT_MODEL_FILE = 4 };
 
 struct event;
+struct mrc;
 struct wk_task;
 struct wk_builds;
 struct wk_contexts;
@@ -55,6 +56,7 @@ struct wk_requests { /* request/; loop */
     unsigned n_gens; /* of them, those that the engine computes */
 };
 struct wk_reuse {                /* reuse/; any thread */
+    struct mrc *mrc;             /* of all look-ups that are not turned away; NULL: no store */
     struct wk_decider *decider;  /* NULL: the rules decide */
     _Atomic double ms_per_token; /* of a prefill, as measured; 0 = unknown */
     _Atomic uint64_t held_bytes; /* of records pinned for prompts that wait */

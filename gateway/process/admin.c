@@ -85,13 +85,14 @@ static void status_gathered(struct gw_req *q, const struct gw_page *pages, size_
     gw_answer_json(q, 200, &b);
 }
 
-/* ---- /admin/quality: what every worker's guard says ---- */
+/* ---- /admin/quality, /admin/mrc: what every worker says ---- */
 
-static void put_quality(struct gw_server *server, const struct gw_page *page, struct buf *b)
+static void put_answer(struct gw_server *server, const struct gw_page *page, const char *name,
+                       struct buf *b)
 {
     struct gw_target_view t;
     begin_page(server, page, &t, b);
-    (void)buf_adds(b, ",\"quality\":");
+    (void)buf_addf(b, ",\"%s\":", name);
     if (page->status == 200 && page->body.len > 0)
         (void)buf_add_buf(b, &page->body);
     else
@@ -99,12 +100,32 @@ static void put_quality(struct gw_server *server, const struct gw_page *page, st
     (void)buf_addc(b, '}');
 }
 
-static void quality_gathered(struct gw_req *q, const struct gw_page *pages, size_t n)
+static void put_quality(struct gw_server *server, const struct gw_page *page, struct buf *b)
+{
+    put_answer(server, page, "quality", b);
+}
+
+static void put_mrc(struct gw_server *server, const struct gw_page *page, struct buf *b)
+{
+    put_answer(server, page, "mrc", b);
+}
+
+static void answer_pages(struct gw_req *q, const struct gw_page *pages, size_t n, put_page_fn put)
 {
     struct buf b = BUF_INIT;
     (void)buf_addc(&b, '{');
-    put_pages(q, pages, n, put_quality, &b);
+    put_pages(q, pages, n, put, &b);
     gw_answer_json(q, 200, &b);
+}
+
+static void quality_gathered(struct gw_req *q, const struct gw_page *pages, size_t n)
+{
+    answer_pages(q, pages, n, put_quality);
+}
+
+static void mrc_gathered(struct gw_req *q, const struct gw_page *pages, size_t n)
+{
+    answer_pages(q, pages, n, put_mrc);
 }
 
 static void put_request(const struct gw_req *q, struct buf *b)
@@ -302,6 +323,7 @@ static void admin_boundaries(struct gw_req *q)
 const struct gw_route gw_admin_routes[] = {
     {"/admin/status", "GET", NULL, gw_gather, GW_R_ADMIN, status_gathered},
     {"/admin/quality", "GET", NULL, gw_gather, GW_R_ADMIN, quality_gathered},
+    {"/admin/mrc", "GET", NULL, gw_gather, GW_R_ADMIN, mrc_gathered},
     {"/admin/requests", "GET", NULL, admin_requests, GW_R_ADMIN},
     {"/admin/keys", "GET", NULL, admin_keys, GW_R_ADMIN},
     {"/admin/targets", "GET", NULL, admin_targets, GW_R_ADMIN},

@@ -156,6 +156,24 @@ def test_sizes_policies_and_quotas():
         assert set(s.listed("nvme")) == others
 
 
+def test_what_more_room_would_find():
+    """Thirty documents in turns, of which RAM holds a few: nothing is found there, and all with room for all of them."""
+    with Site() as s:
+        assert s.json("mrc")["workers"][0]["mrc"]["points"] == [] and "nothing was looked up" in s.ctl("mrc")
+        for i in range(60):
+            parts = [{"type": "text", "text": document(i % 30)}, {"type": "text", "text": "Which?"}]
+            r = s.g.post("/v1/chat/completions", {"messages": [{"role": "user", "content": parts}], "max_tokens": 1,
+                                                  "kvblend": {"mode": "full" if i == 0 else "auto", "store": i != 1}})
+            assert r.status == 200, r.body
+        m = s.json("mrc")["workers"][0]["mrc"]
+        found = [p["found"] for p in m["points"]]
+        assert m["look_ups"] >= 58 and m["rate"] == 1 and m["ram_bytes"] == 16 * MIB, m
+        assert found == sorted(found) and m["points"][-1]["bytes"] >= m["distinct_bytes"], m
+        # 28 of the 58 documents, and whatever stands in front of them, come a second time.
+        assert found[0] < 0.3 and 0.45 < found[-1] < 0.7, m
+        assert "(now)" in s.ctl("mrc")
+
+
 def test_nobody_there():
     r = subprocess.run([KVBLENDCTL, "--admin", "unix:/nonexistent/x", "tiers"],
                        capture_output=True, text=True)

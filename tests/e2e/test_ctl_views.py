@@ -62,6 +62,15 @@ VIEWS = {
         "measured": "by hand", "strategy": "qs", "ratio": 0.15, "loss": 0.3, "score_lo": 5, "score_hi": 25, "sense_power": 0.5,
         "side_layer": 3, "check_layer": 1, "contexts": 2, "context_tokens": 1200, "sink_tokens": 1, "reuse_kl": 0.97,
         "ratios": [0.1, 0.4], "losses": {"hkvd": [0.5, 0.3], "qs": [None, 0.25]}}}, ["profile"]),
+    "/admin/mrc": ({"workers": [
+        {"index": 0, "address": "unix:/a", "mrc": {
+            "look_ups": 5000, "tokens": 9e5, "followed": 900, "rate": 1, "distinct_bytes": 3 << 29, "ram_bytes": 700 << 20,
+            "ram_found": 0.4, "points": [{"bytes": 512 << 20, "found": 0.3}, {"bytes": 1 << 30, "found": 0.7},
+                                         {"bytes": 3 << 29, "found": 0.9}]}},
+        {"index": 1, "address": "b", "mrc": None},
+        {"index": 2, "address": "c", "mrc": {"look_ups": 9, "distinct_bytes": 1 << 20, "ram_bytes": 1 << 20, "ram_found": 0,
+                                             "points": [{"bytes": 1 << 20, "found": 0}]}},
+        {"index": 3, "address": "d", "mrc": {"look_ups": 0, "ram_bytes": 1, "points": []}}]}, ["mrc"]),
     "/admin/tiers": ({"data": [
         dict(TIER, tier="ram", forged=1, lost=2, dirty=3, tail_age_s=4000),
         dict(TIER, tier="nvme", misses={"never": 0}, rejected={"budget": 2}, load_bytes_per_s=2.5e9, first_ms=0.51, errors=1, timeouts=2,
@@ -140,6 +149,24 @@ hkvd  0.500  0.300
 qs        -  0.250
 
 LOSS: distance from a full prefill (KL) as a share of plain reuse's, 0.9700 nats
+""",
+    "mrc": """worker 0  unix:/a
+  5000 look-ups; the different records among them take 1.5 GiB
+
+      RAM   FOUND
+512.0 MiB  30.0 %  █████████
+700.0 MiB  40.0 %  ████████████ (now)
+  1.0 GiB  70.0 %  █████████████████████
+  1.5 GiB  90.0 %  ███████████████████████████
+worker 1  b
+  no answer
+worker 2  c
+  9 look-ups; the different records among them take 1.0 MiB
+
+    RAM  FOUND
+1.0 MiB  0.0 %   (now)
+worker 3  d
+  nothing was looked up yet
 """,
     "tiers": """TIER       USED       OF  RECORDS  PINNED  HITS      LOADS    FIRST   TAIL
 ram   120.6 KiB  1.0 GiB        3     0 B     4          -        -  1.1 h

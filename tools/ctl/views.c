@@ -1,6 +1,8 @@
 /* What is asked about the gateway, its targets, keys and workers: status, quality, targets, keys,
- * profile, tiers, explain; and drain, enable, reload, whose answers say what has become of it. */
+ * profile, mrc, tiers, explain; and drain, enable, reload, whose answers say what became of it. */
 #include "tools/ctl/ctl.h"
+
+#include <string.h>
 
 static const char status_view[] =
     "<gateway:gateway   [{?draining}draining|{?ready}ready|not ready], version {version}, "
@@ -146,6 +148,44 @@ static void prepare_explain(json_t *answer)
     }
 }
 
+/* What each size of RAM would find, its share as a bar; today's size stands among them. */
+static const char mrc_view[] =
+    "<workers:worker {index}  {address}\n[{?mrc}|  no answer\n]"
+    "<mrc:[{?look_ups>0}  {look_ups} look-ups; the different records among them take "
+    "{distinct_bytes:bytes}\n\n|  nothing was looked up yet\n]"
+    "[{?points.0}^RAM\t^FOUND\t\n]"
+    "<points:{bytes:bytes}\t{100*found:.1} %\t{bar}[{?now} (now)]\n>>>";
+
+enum { BAR_CELLS = 30 };
+
+static void add_bar(json_t *point)
+{
+    char bar[3 * BAR_CELLS + 1] = "";
+    const int n = (int)(ctl_num(point, "found") * BAR_CELLS + 0.5);
+    for (int i = 0; i < n && i < BAR_CELLS; i++)
+        (void)strcat(bar, "█");
+    (void)json_object_set_new(point, "bar", json_string(bar));
+}
+
+static void prepare_mrc(json_t *answer)
+{
+    json_t *workers = json_object_get(answer, "workers"), *worker, *point;
+    size_t i, k;
+    json_array_foreach(workers, i, worker)
+    {
+        json_t *mrc = json_object_get(worker, "mrc"), *points = json_object_get(mrc, "points");
+        const double ram = ctl_num(mrc, "ram_bytes");
+        if (json_array_size(points) == 0) continue;
+        for (k = 0; k < json_array_size(points); k++)
+            if (ctl_num(json_array_get(points, k), "bytes") >= ram) break;
+        if (ctl_num(json_array_get(points, k), "bytes") == ram) (void)json_array_remove(points, k);
+        (void)json_array_insert_new(
+            points, k,
+            json_pack("{s:f,s:f,s:b}", "bytes", ram, "found", ctl_num(mrc, "ram_found"), "now", 1));
+        json_array_foreach(points, k, point) add_bar(point);
+    }
+}
+
 static const char reload_view[] =
     "reloaded\n[{?restart_needed.0}changed, but needs a restart: {restart_needed:list}\n]";
 
@@ -164,6 +204,8 @@ const struct ctl_command ctl_views[] = {
      reload_view},
     {"profile", NULL, 0, "what calibration knows of the model: layers, losses, ratio",
      "GET /admin/profile", profile_view, prepare_profile},
+    {"mrc", NULL, 0, "what share of the tokens looked up each size of RAM would find",
+     "GET /admin/mrc", mrc_view, prepare_mrc},
     {"tiers", NULL, 0, "what each tier holds, how fast it is and what it refuses",
      "GET /admin/tiers", tiers_view},
     {"explain", "REQUEST_ID", 0,

@@ -5,6 +5,7 @@
 
 #include "worker/call.h"
 
+struct mrc;
 struct wk_order; /* what a POST about tiers asks for */
 struct wk_route {
     const char *path, *method, *name;
@@ -25,6 +26,12 @@ void wk_admin_chunk_pin(struct worker *w, struct wk_call *c, const char *rest);
 void wk_admin_decisions(struct worker *w, struct wk_call *c, const char *rest);
 void wk_admin_decision(struct worker *w, struct wk_call *c, const char *id);
 int wk_admin_segment(struct wk_task *t);
+/* admin_mrc.c */
+void wk_admin_mrc(struct worker *w, struct wk_call *c, const char *rest);
+/* The next of the sizes that RAM comes in: 1, 1.5, 2, 3, 4, 6, … MiB. */
+uint64_t wk_size_next(uint64_t bytes);
+/* The largest of them, a power of two, up to which nothing is found. */
+uint64_t wk_size_first(struct mrc *m);
 /* admin_tiers.c */
 int wk_admin_tiers(struct wk_task *t);
 int wk_order_run(struct wk_task *t); /* data: the route */

@@ -11,6 +11,7 @@
 #include "worker/reuse/reuse.h"
 
 #include "base/clock.h"
+#include "tiers/mrc.h"
 #include "tiers/store_admin.h"
 #include "tiers/store_write.h"
 #include "worker/quality/guard.h"
@@ -112,13 +113,29 @@ static bool ask_early(struct reuse *q, struct wk_wanted x, struct wk_lookup *l)
     return false;
 }
 
+/* The curve is of what the prompt can use, found or not. From its end, as pins are given back. */
+static void note_prompt(const struct worker *w, const struct wk_prompt *p,
+                        const struct api_settings *m)
+{
+    if (!w->reuse.mrc || !m->store) return;
+    for (size_t i = m->strategy == POL_PREFIX ? 0 : p->n_cut; i-- > 0;) {
+        const struct wk_cut *c = &p->cut[i];
+        mrc_look_up(w->reuse.mrc, &c->key, c->n, rec_bytes(&w->ident, c->n));
+    }
+    for (size_t i = p->n_block; i-- > 0;)
+        mrc_look_up(w->reuse.mrc, &p->block[i].key, p->block[i].n,
+                    rec_bytes(&w->ident, p->block[i].n));
+}
+
 void wk_lookup_prompt(struct worker *w, struct wk_prompt *p, const struct api_settings *m,
                       const atomic_bool *gone)
 {
     size_t n_asked = 0, i;
     bool chain = true;
 
-    if (m->strategy == POL_FULL || store_n_tiers(w->store) == 0) return;
+    if (m->strategy == POL_FULL) return;
+    note_prompt(w, p, m);
+    if (store_n_tiers(w->store) == 0) return;
     struct reuse q = reuse_of(w, p, m);
     p->held_by = w;
     q.cap_bytes = wk_hold_cap(w);

@@ -18,7 +18,8 @@ struct fus_report;
 enum { WK_DECISIONS_KEPT = 1024 };
 
 /* ---- reuse.c ---- */
-/* Helper thread: ask for all that the prompt may reuse and wait for the answers, not for the KV. */
+/* Helper thread: ask for all that the prompt may reuse and wait for the answers, not for the KV;
+ * counts in the miss-ratio curve. Once for each prompt. */
 void wk_lookup_prompt(struct worker *w, struct wk_prompt *p, const struct api_settings *m,
                       const atomic_bool *gone);
 /* Engine thread: fills ranges, captures and the strategy of plan, and p->decision. The arrays
