@@ -14,6 +14,7 @@
 #include "worker/quality/guard.h"
 #include "worker/request/request.h"
 #include "worker/request/rerank.h"
+#include "worker/reuse/recuts.h"
 #include "worker/reuse/reuse.h"
 #include "worker/worker.h"
 
@@ -214,6 +215,7 @@ static int open_store(struct worker *w, struct err *err)
     }
     wk_tiers_limits(w);
     rc = mrc_create(MRC_SAMPLE, MRC_HALF_LIFE, &w->reuse.mrc);
+    if (rc >= 0) rc = wk_recuts_create(&w->reuse.recuts);
     return rc < 0 ? err_set(err, rc, "out of memory") : 0;
 }
 

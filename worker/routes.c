@@ -149,6 +149,7 @@ static const struct wk_route routes[] = {
     {"/admin/quality", "GET", "admin", 0, wk_admin_quality},
     {"/admin/profile", "GET", "admin", 0, wk_admin_profile},
     {"/admin/mrc", "GET", "admin", 0, wk_admin_mrc},
+    {"/admin/doctor", "GET", "admin", 0, .task = wk_admin_doctor},
     {"/admin/residents", "GET", "residents", 0, wk_feed_get},
     {"/admin/decisions", "GET", "admin", 0, wk_admin_decisions},
     {"/admin/decisions/", "GET", "admin", R_REST, wk_admin_decision},

@@ -17,6 +17,7 @@
 #include "worker/request/rerank.h"
 #include "worker/reuse/builds.h"
 #include "worker/reuse/namespaces.h"
+#include "worker/reuse/recuts.h"
 #include "worker/reuse/reuse.h"
 
 #include <event2/event.h>
@@ -290,6 +291,7 @@ void wk_destroy(struct worker *w)
     }
     store_destroy(w->store);
     mrc_destroy(w->reuse.mrc);
+    wk_recuts_destroy(w->reuse.recuts);
     gpu_close(w->tiers.gpu);
     fus_core_destroy(w->core);
     wk_reranker_close(w);

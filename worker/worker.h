@@ -38,6 +38,7 @@ struct wk_embedder;
 struct wk_guard;
 struct wk_kvlog;
 struct wk_namespaces;
+struct wk_recuts;
 struct wk_reranker;
 
 struct wk_process { /* worker.c; loop */
@@ -57,6 +58,7 @@ struct wk_requests { /* request/; loop */
 };
 struct wk_reuse {                /* reuse/; any thread */
     struct mrc *mrc;             /* of all look-ups that are not turned away; NULL: no store */
+    struct wk_recuts *recuts;    /* likewise */
     struct wk_decider *decider;  /* NULL: the rules decide */
     _Atomic double ms_per_token; /* of a prefill, as measured; 0 = unknown */
     _Atomic uint64_t held_bytes; /* of records pinned for prompts that wait */

@@ -38,8 +38,7 @@ bool gw_listen_valid(const char *entry, bool tls)
     return ok;
 }
 
-/* How many connections there is room for: each has another one to its worker or upstream. */
-static unsigned raise_fd_limit(void)
+unsigned gw_conns_max(void)
 {
     struct rlimit lim;
     if (getrlimit(RLIMIT_NOFILE, &lim) < 0) return 0;
@@ -133,7 +132,7 @@ int gw_listen_on(struct gw_server *server, const struct gw_config *c, const char
 int gw_listen(struct gw_server *server, const struct gw_config *c, struct err *err)
 {
     int r = 0;
-    unsigned conns_max = raise_fd_limit();
+    unsigned conns_max = gw_conns_max();
     struct http_bounds_opts bounds = {.body_memory_bytes = body_memory(c),
                                       .conns_per_address = c->connections_per_address,
                                       .n_servers = server->n_loops};

@@ -14,6 +14,9 @@ struct err;
 struct gw_config;
 struct gw_server;
 
+/* How many connections there is room for by the limit of open files, which it raises as far as it
+ * may: each has another one to its worker or upstream. */
+unsigned gw_conns_max(void);
 /* Is it such an entry? tls: entries with https:// count, too. */
 bool gw_listen_valid(const char *entry, bool tls);
 /* Makes every loop's server, opens all addresses of c->listen; h->tls when one of them needs it. */

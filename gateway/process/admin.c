@@ -324,6 +324,7 @@ const struct gw_route gw_admin_routes[] = {
     {"/admin/status", "GET", NULL, gw_gather, GW_R_ADMIN, status_gathered},
     {"/admin/quality", "GET", NULL, gw_gather, GW_R_ADMIN, quality_gathered},
     {"/admin/mrc", "GET", NULL, gw_gather, GW_R_ADMIN, mrc_gathered},
+    {"/admin/doctor", "GET", NULL, gw_gather, GW_R_ADMIN, gw_doctor_gathered},
     {"/admin/requests", "GET", NULL, admin_requests, GW_R_ADMIN},
     {"/admin/keys", "GET", NULL, admin_keys, GW_R_ADMIN},
     {"/admin/targets", "GET", NULL, admin_targets, GW_R_ADMIN},

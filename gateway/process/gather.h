@@ -17,5 +17,7 @@ struct gw_page {
  * time is over, unless q closes. */
 void gw_gather(struct gw_req *q);
 void gw_gather_cancel(struct gw_gather *g);
+/* doctor.c: of /admin/doctor */
+void gw_doctor_gathered(struct gw_req *q, const struct gw_page *pages, size_t n);
 
 #endif

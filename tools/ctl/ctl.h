@@ -48,7 +48,8 @@ struct ctl_command {
     void (*prepare)(json_t *answer);      /* NULL; adds what the view needs and the API lacks */
     int (*run)(const struct ctl_args *a); /* of commands that are more than that */
 };
-extern const struct ctl_command ctl_views[], ctl_records[], ctl_texts[], ctl_orders[], ctl_demo[];
+extern const struct ctl_command ctl_views[], ctl_records[], ctl_texts[], ctl_orders[], ctl_doctor[],
+    ctl_demo[];
 
 /* ---- the documents of demo.c: etc/demo, embedded by the build ---- */
 

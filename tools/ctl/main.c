@@ -7,7 +7,7 @@
 #include <string.h>
 
 static const struct ctl_command *const command_lists[] = {ctl_views, ctl_records, ctl_texts,
-                                                          ctl_orders, ctl_demo};
+                                                          ctl_orders, ctl_doctor, ctl_demo};
 enum { N_LISTS = sizeof command_lists / sizeof command_lists[0] };
 
 #define AT(field) offsetof(struct ctl_args, field)

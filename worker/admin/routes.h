@@ -32,6 +32,8 @@ void wk_admin_mrc(struct worker *w, struct wk_call *c, const char *rest);
 uint64_t wk_size_next(uint64_t bytes);
 /* The largest of them, a power of two, up to which nothing is found. */
 uint64_t wk_size_first(struct mrc *m);
+/* doctor.c */
+int wk_admin_doctor(struct wk_task *t);
 /* admin_tiers.c */
 int wk_admin_tiers(struct wk_task *t);
 int wk_order_run(struct wk_task *t); /* data: the route */

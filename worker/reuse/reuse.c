@@ -19,6 +19,7 @@
 #include "worker/reuse/builds.h"
 #include "worker/reuse/lookup.h"
 #include "worker/reuse/records.h"
+#include "worker/reuse/recuts.h"
 #include "worker/worker.h"
 
 #include <string.h>
@@ -121,6 +122,7 @@ static void note_prompt(const struct worker *w, const struct wk_prompt *p,
     for (size_t i = m->strategy == POL_PREFIX ? 0 : p->n_cut; i-- > 0;) {
         const struct wk_cut *c = &p->cut[i];
         mrc_look_up(w->reuse.mrc, &c->key, c->n, rec_bytes(&w->ident, c->n));
+        wk_recuts_note(w->reuse.recuts, p->tok + c->tok0, c->n, &c->key);
     }
     for (size_t i = p->n_block; i-- > 0;)
         mrc_look_up(w->reuse.mrc, &p->block[i].key, p->block[i].n,
