@@ -183,6 +183,15 @@ static void admin_requests(struct gw_req *q)
     gw_loop_call_start(q, q->loop->server->n_loops, list_requests, requests_listed);
 }
 
+static void admin_history(struct gw_req *q)
+{
+    struct buf b = BUF_INIT;
+    (void)buf_adds(&b, "{\"requests\":[");
+    gw_stats_put_slow(q->loop->server->stats, &b);
+    (void)buf_adds(&b, "]}");
+    gw_answer_json(q, 200, &b);
+}
+
 static void reload(struct gw_loop *loop, struct gw_loop_call *e)
 {
     e->result = loop->server->reload(loop->server->run_ctx, &e->out, &e->err);
@@ -326,6 +335,7 @@ const struct gw_route gw_admin_routes[] = {
     {"/admin/mrc", "GET", NULL, gw_gather, GW_R_ADMIN, mrc_gathered},
     {"/admin/doctor", "GET", NULL, gw_gather, GW_R_ADMIN, gw_doctor_gathered},
     {"/admin/requests", "GET", NULL, admin_requests, GW_R_ADMIN},
+    {"/admin/history", "GET", NULL, admin_history, GW_R_ADMIN},
     {"/admin/keys", "GET", NULL, admin_keys, GW_R_ADMIN},
     {"/admin/targets", "GET", NULL, admin_targets, GW_R_ADMIN},
     {"/admin/targets/", "POST", NULL, admin_target_order, GW_R_ADMIN | GW_R_REST},

@@ -6,6 +6,7 @@
 #include "base/mem.h"
 #include "base/metric.h"
 #include "gateway/front/keys.h"
+#include "gateway/process/slow.h"
 #include "gateway/request/request.h"
 #include "policy/route.h"
 
@@ -157,6 +158,7 @@ void gw_stats_put_shed(struct buf *b)
 struct gw_stats {
     struct jobs *writer; /* one thread: lines keep their order */
     bool on;
+    struct gw_slow *slow;
     const char *path; /* the configuration's; NULL: no file */
     int fd;           /* -1: off; the writer's own once it runs */
 };
@@ -177,7 +179,7 @@ int gw_stats_create(const char *access_log, struct gw_stats **ret)
 {
     struct gw_stats *s = mem_zalloc(sizeof *s);
     if (!s) return -ENOMEM;
-    int r = 0;
+    int r = gw_slow_create(&s->slow);
     s->fd = -1;
     register_all();
     if (strcmp(access_log, "stdout") == 0 || strcmp(access_log, "-") == 0) {
@@ -191,6 +193,7 @@ int gw_stats_create(const char *access_log, struct gw_stats **ret)
     if (r == 0 && s->on) r = jobs_create(&(struct jobs_opts){1, 4096, NULL}, &s->writer);
     if (r < 0) {
         if (s->fd > STDERR_FILENO) (void)close(s->fd);
+        gw_slow_destroy(s->slow);
         mem_free(s);
         return r;
     }
@@ -202,6 +205,7 @@ void gw_stats_destroy(struct gw_stats *s)
 {
     if (!s) return;
     jobs_destroy(s->writer);
+    gw_slow_destroy(s->slow);
     if (s->fd > STDERR_FILENO) (void)close(s->fd);
     mem_free(s);
 }
@@ -305,11 +309,16 @@ void gw_stats_request(struct gw_stats *s, const struct gw_req *q, bool aborted)
         metric_observe(&overhead, (double)q->overhead_ns / 1e9);
         metric_observe(&queue_wait, (double)q->queue_ns / 1e9);
     }
-    if (!s->on) return;
+    const uint64_t now_ns = clock_ns();
+    const double took_ms = q->http ? (double)(now_ns - q->http->start_ns) / 1e6 : 0;
+    const bool slow =
+        q->target_name && q->route->props & GW_R_ADMIT && gw_slow_wants(s->slow, took_ms, now_ns);
+    if (!s->on && !slow) return;
     struct buf b = BUF_INIT;
     struct log_line *l = NULL;
     render(&b, q, status, aborted ? GW_END_CLIENT_ABORT : q->end);
-    if (buf_status(&b) == 0) l = mem_alloc(sizeof *l + b.len);
+    if (slow && buf_status(&b) == 0) gw_slow_note(s->slow, took_ms, now_ns, b.data, b.len);
+    if (s->on && buf_status(&b) == 0) l = mem_alloc(sizeof *l + b.len);
     if (l) {
         l->stats = s;
         l->new_fd = -1;
@@ -317,7 +326,13 @@ void gw_stats_request(struct gw_stats *s, const struct gw_req *q, bool aborted)
         memcpy(l->text, b.data, b.len);
     }
     buf_fini(&b);
+    if (!s->on) return;
     if (l && jobs_submit(s->writer, write_line, l) == 0) return;
     mem_free(l);
     gw_stats_add(GW_M_LOG_LOST, 1);
+}
+
+void gw_stats_put_slow(struct gw_stats *s, struct buf *b)
+{
+    gw_slow_put(s->slow, clock_ns(), b);
 }

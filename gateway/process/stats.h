@@ -82,5 +82,7 @@ void gw_stats_routed(const char *reason, uint64_t prompt_tokens, uint64_t reside
 void gw_stats_fallback(enum gw_fallback_end what);
 void gw_stats_shed(enum gw_shed_reason why);
 void gw_stats_put_shed(struct buf *b); /* "REASON":N,… */
+/* The slowest completions of the last hour (slow.h): lines of the access log, commas between. */
+void gw_stats_put_slow(struct gw_stats *s, struct buf *b);
 
 #endif

@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
 """What kvblendctl promises: options that do what they say, records that go only when told, tiers and
 writes that are not well."""
+import fcntl
 import json
 import os
 import pty
+import select
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from harness import (KVBLEND, KVBLENDCTL, WORKER, TieredSite, document, free_port, main, need,  # noqa: E402
@@ -17,11 +21,12 @@ from upstream import Upstream  # noqa: E402
 
 need(KVBLEND, WORKER, KVBLENDCTL)
 OPTIONS = {"--tier": "ram", "--namespace": "x", "--chunks": None, "--all": None, "--no-wait": None,
-           "--yes": None, "--dry-run": None, "--rounds": "2"}
+           "--yes": None, "--dry-run": None, "--rounds": "2", "--sort": "tokens", "--limit": "1", "--watch": None}
 COMMANDS = {  # operands, and the options that go with it
-    "status": ([], ""), "quality": ([], ""), "targets": ([], ""), "keys": ([], ""), "drain": (["a"], ""),
-    "enable": (["a"], ""), "reload": ([], ""), "profile": ([], ""), "tiers": ([], ""),
-    "ls": ([], "--chunks --tier --namespace"), "show": (["ab"], ""), "pin": (["ab"], ""), "unpin": (["ab"], ""),
+    "status": ([], "--watch"), "quality": ([], "--watch"), "targets": ([], "--watch"), "keys": ([], "--watch"), "drain": (["a"], ""),
+    "enable": (["a"], ""), "reload": ([], ""), "profile": ([], ""), "tiers": ([], "--watch"), "mrc": ([], "--watch"),
+    "doctor": ([], "--watch"), "top": ([], "--sort --limit"), "history": ([], "--sort --limit --watch"),
+    "ls": ([], "--chunks --tier --namespace --sort --limit --watch"), "show": (["ab"], ""), "pin": (["ab"], ""), "unpin": (["ab"], ""),
     "evict": (["ab"], "--tier --yes --dry-run"), "clear": ([], "--all --tier --namespace --yes --dry-run"),
     "warm": ([__file__], "--namespace --no-wait"), "segment": ([__file__], "--namespace"), "explain": (["r"], ""),
     "verify": ([], "--tier"), "preload": (["nvme"], ""), "flush": ([], ""),
@@ -86,6 +91,105 @@ def test_options_go_with_their_commands():
                 assert r.returncode == 2 and f'{option} does not go with "{command}"' in r.stderr, (command, option, r)
     told = subprocess.run([KVBLENDCTL, "--help"], capture_output=True, text=True, timeout=30).stdout
     assert all(x in told for x in [*COMMANDS, *OPTIONS, "--admin", "--json"]), told
+    for command, (_, fine) in COMMANDS.items():
+        for args in ([command, "--help"], ["--help", command]):
+            r = subprocess.run([KVBLENDCTL, *args], capture_output=True, text=True, timeout=30)
+            assert r.returncode == 0 and r.stdout.startswith(f"usage: kvblendctl {command}"), r
+            assert {o for o in OPTIONS if f"  {o} " in r.stdout} == set(fine.split()), (command, r.stdout)
+
+
+class Terminal:
+    """A program on a terminal of its own."""
+
+    def __init__(self, args, rows=12, **env):
+        self.ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, 60, 0, 0))
+        self.before = termios.tcgetattr(theirs)
+        self.seen = ""
+        env = {k: v for k, v in dict(os.environ, TERM="xterm", **env).items() if env.get(k, v) is not None}
+        self.proc = subprocess.Popen(args, stdin=theirs, stdout=theirs, stderr=theirs, env=env)
+        self.theirs = theirs
+
+    def until(self, what):
+        """Reads on until the text has come; what came, which is then forgotten."""
+        while what not in self.seen:
+            ready, _, _ = select.select([self.ours], [], [], 60)
+            assert ready, (what, self.seen)
+            self.seen += os.read(self.ours, 65536).decode(errors="replace")
+        before, self.seen = self.seen.split(what, 1)
+        return before + what
+
+    def press(self, key):
+        os.write(self.ours, key.encode())
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.proc.poll() is None:
+            self.proc.kill()
+        self.proc.wait()
+        os.close(self.theirs)
+        os.close(self.ours)
+
+
+def test_lists_are_sorted_and_cut():
+    with Site() as s:
+        s.build(range(6))
+        sizes = [x["tokens"] for x in s.json("ls", "--sort", "tokens")["data"]]
+        assert len(sizes) == 6 and sizes == sorted(sizes, reverse=True), sizes
+        assert [x["tokens"] for x in s.json("ls", "--sort", "-tokens", "--limit", "2")["data"]] == sorted(sizes)[:2]
+        ids = [x["id"] for x in s.json("ls", "--sort", "id")["data"]]
+        assert ids == sorted(ids) and len(ids) == 6
+        shown = s.ctl("ls", "--sort", "-id", "--limit", "3").splitlines()
+        assert [line.split()[0] for line in shown[1:-1]] == [i[:12] for i in sorted(ids, reverse=True)[:3]], shown
+        assert shown[-1].startswith("3 records"), shown
+        assert "none of bytes tokens" in s.ctl("ls", "--sort", "colour", status=2)
+        for n in ("0", "-1", "many", "99999999999999999999"):
+            assert "no number above 0" in s.ctl("ls", "--limit", n, status=2), n
+
+
+def test_history_keeps_the_slowest_completions():
+    with Site() as s:
+        assert s.json("history") == {"requests": []} and "no completion ended" in s.ctl("history")
+        for n in (1, 200, 20):
+            r = s.g.post("/v1/completions", {"prompt": document(1), "max_tokens": n, "ignore_eos": True}, headers={"x-request-id": f"n-{n}"})
+            assert r.status == 200, r.body
+        s.g.get("/v1/models")  # no completion
+        until("all have ended", lambda: len(s.json("history")["requests"]) == 3)
+        kept = s.json("history")["requests"]
+        assert [r["dur_ms"] for r in kept] == sorted((r["dur_ms"] for r in kept), reverse=True), kept
+        assert {r["request_id"] for r in kept} == {"n-1", "n-200", "n-20"} and all(r["status"] == 200 for r in kept), kept
+        shown = s.ctl("history", "--sort", "completion_tokens", "--limit", "2").splitlines()
+        assert len(shown) == 3 and "n-200" in shown[1] and "n-20" in shown[2], shown
+
+
+def test_top_on_a_terminal_and_elsewhere():
+    with Site() as s:
+        plain = s.ctl("top")
+        assert "worker 0: ready" in plain and "REQUEST" in plain and "\033" not in plain, plain
+        assert s.json("top") == {"requests": []} or s.json("top")["requests"][0]["stage"], plain
+        assert "none of age_ms" in s.ctl("top", "--sort", "x", status=2)
+        stream = s.g.open("/v1/completions", {"prompt": "a", "max_tokens": 8000, "stream": True, "ignore_eos": True}, headers="x-request-id: long-1\r\n")
+        with stream, Terminal([KVBLENDCTL, "--admin", s.g.admin, "top"]) as t:
+            first = t.until("long-1")
+            assert "\033[?1049h" in first and "\033[1mREQUEST" in first, first
+            t.press("s")  # it draws at once, sorted by the next field
+            t.until("long-1")
+            t.press("q")
+            t.until("\033[?1049l")
+            assert t.proc.wait(60) == 0
+            assert termios.tcgetattr(t.theirs) == t.before
+        with Terminal([KVBLENDCTL, "--admin", s.g.admin, "status", "--watch"], NO_COLOR="1") as t:
+            t.until("worker 0")
+            t.press("\x03")
+            assert "\033[1m" not in t.until("\033[?1049l") and t.proc.wait(60) == 0
+        with Terminal([KVBLENDCTL, "--admin", s.g.admin, "ls"], NO_COLOR=None) as t:
+            assert "\033[1m" in t.until("0 records") and t.proc.wait(60) == 0
+        with Terminal([KVBLENDCTL, "--admin", "unix:/nonexistent", "top"]) as t:
+            t.until("no answer at")
+            t.press("q")
+            assert t.proc.wait(60) == 3
 
 
 def test_namespaces_are_shown_and_told_apart():

@@ -19,7 +19,8 @@ struct ctl_args {
     const char *admin;             /* NULL: look in the usual places */
     const char *name_space, *tier; /* NULL: not given */
     const char *rounds;            /* NULL: not given */
-    bool json, all, no_wait, chunks_only, yes, dry_run;
+    const char *sort, *limit;      /* NULL: not given */
+    bool json, all, no_wait, chunks_only, yes, dry_run, watch, help;
     const char *operand; /* the first: ID, FILE or TIER */
     const char *second;  /* SIZE, POLICY, COUNT or NULL */
 };
@@ -36,6 +37,10 @@ enum {
     CTL_YES = 32,
     CTL_DRY_RUN = 64,
     CTL_ROUNDS = 128,
+    CTL_WATCH = 256,
+    CTL_SORT = 512,
+    CTL_LIMIT = 1024,
+    CTL_ORDER = CTL_SORT | CTL_LIMIT, /* of `list` */
     CTL_ASKS = CTL_YES | CTL_DRY_RUN, /* of what drops records */
 };
 struct ctl_command {
@@ -46,10 +51,11 @@ struct ctl_command {
     const char *request;                  /* as for ctl_request() */
     const char *view;                     /* the answer's template */
     void (*prepare)(json_t *answer);      /* NULL; adds what the view needs and the API lacks */
+    const char *list, *sorts;             /* CTL_ORDER: the answer's list; fields of its objects */
     int (*run)(const struct ctl_args *a); /* of commands that are more than that */
 };
 extern const struct ctl_command ctl_views[], ctl_records[], ctl_texts[], ctl_orders[], ctl_doctor[],
-    ctl_demo[];
+    ctl_live[], ctl_demo[];
 
 /* ---- the documents of demo.c: etc/demo, embedded by the build ---- */
 
@@ -91,7 +97,19 @@ void ctl_reply_fini(struct ctl_reply *r);
 /* "?name=value", or with '&' behind another; nothing where the value is NULL. */
 void ctl_parameter(struct buf *out, const char *name, const char *value);
 
+/* ---- live.c ---- */
+
+/* --sort and --limit, done to that list of the answer: numbers fall, texts rise, '-' in front turns
+ * it round. 0, or CTL_USAGE with a sentence. */
+int ctl_arrange(const struct ctl_args *a, const struct ctl_command *c, json_t *answer);
+/* Draws it every two seconds until q is pressed; elsewhere than on a terminal once. */
+int ctl_watch(const struct ctl_args *a, const struct ctl_command *c,
+              int (*draw)(const struct ctl_args *a, const struct ctl_command *c));
+
 /* ---- print.c ---- */
+
+/* On a terminal that has them, unless NO_COLOR is set. */
+bool ctl_has_colours(int fd);
 
 /* A template is text with fields and choices, filled in from a JSON object:
  *   {a.b}        the value at that path ({} the object itself, {0} the first of an array): text as

@@ -61,7 +61,7 @@ static int doctor(const struct ctl_args *a)
 }
 
 const struct ctl_command ctl_doctor[] = {
-    {"doctor", NULL, 0,
+    {"doctor", NULL, CTL_WATCH,
      "what to change, with the command; exit status 0: nothing, 1: something, 2: no answer",
      .run = doctor},
     {0}};

@@ -6,8 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
-static const struct ctl_command *const command_lists[] = {ctl_views, ctl_records, ctl_texts,
-                                                          ctl_orders, ctl_doctor, ctl_demo};
+static const struct ctl_command *const command_lists[] = {
+    ctl_views, ctl_records, ctl_texts, ctl_orders, ctl_live, ctl_doctor, ctl_demo};
 enum { N_LISTS = sizeof command_lists / sizeof command_lists[0] };
 
 #define AT(field) offsetof(struct ctl_args, field)
@@ -29,9 +29,19 @@ static const struct {
     {"no-wait", NULL, CTL_NO_WAIT, AT(no_wait), "do not wait for the builds"},
     {"yes", NULL, CTL_YES, AT(yes), "do not ask whether records may go"},
     {"rounds", "N", CTL_ROUNDS, AT(rounds), "times that it is measured (1); medians are shown"},
+    {"sort", "FIELD", CTL_SORT, AT(sort), "largest first, texts from a to z; -FIELD: the reverse"},
+    {"limit", "N", CTL_LIMIT, AT(limit), "no more than so many"},
+    {"watch", NULL, CTL_WATCH, AT(watch),
+     "on a terminal: again every two seconds; q ends it, s sorts by the next field, r turns round"},
     {"dry-run", NULL, CTL_DRY_RUN, AT(dry_run), "say what would go, and change nothing"},
 };
 enum { N_OPTIONS = sizeof options / sizeof options[0] };
+
+static void print_option(FILE *f, size_t k)
+{
+    (void)fprintf(f, "  --%-9s %-7s %s\n", options[k].name,
+                  options[k].value ? options[k].value : "", options[k].help);
+}
 
 static void print_command(FILE *f, const struct ctl_command *c)
 {
@@ -53,10 +63,19 @@ static int usage(FILE *f, int status)
             print_command(f, c);
     (void)fputc('\n', f);
     for (size_t k = 0; k < N_OPTIONS; k++)
-        (void)fprintf(f, "  --%-9s %-7s %s\n", options[k].name,
-                      options[k].value ? options[k].value : "", options[k].help);
-    (void)fprintf(f, "\nexit codes: 0 done, 1 not found or refused, 2 usage, 3 nobody answers\n");
+        print_option(f, k);
+    (void)fprintf(f, "\nkvblendctl COMMAND --help: that command's options alone\n");
     return status;
+}
+
+static int help_of(const struct ctl_command *c)
+{
+    (void)printf("usage: kvblendctl %s%s%s [options]\n\n%s\n\n", c->name, c->operands ? " " : "",
+                 c->operands ? c->operands : "", c->help);
+    for (size_t k = 0; k < N_OPTIONS; k++)
+        if (options[k].bit == 0 || options[k].bit & c->options) print_option(stdout, k);
+    if (c->sorts) (void)printf("\nFIELD: %s\n", c->sorts);
+    return CTL_OK;
 }
 
 static int complain(const struct ctl_args *a, const char *why, const char *what)
@@ -95,9 +114,20 @@ static int ask(const struct ctl_args *a, const struct ctl_command *c)
     }
     if (rc == CTL_OK) rc = ctl_request(a, c->request, operand, &r);
     if (rc != CTL_OK) return rc;
-    if (c->prepare) c->prepare(r.json);
-    ctl_show(a, &r, c->view);
-    return CTL_OK;
+    if (a->sort || a->limit) rc = ctl_arrange(a, c, r.json);
+    if (rc == CTL_OK && !a->json && c->prepare) c->prepare(r.json);
+    if (rc == CTL_OK && (a->sort || a->limit)) ctl_print(a, r.json, c->view);
+    if (rc == CTL_OK && !a->sort && !a->limit) {
+        ctl_show(a, &r, c->view);
+        return CTL_OK;
+    }
+    ctl_reply_fini(&r);
+    return rc;
+}
+
+static int once(const struct ctl_args *a, const struct ctl_command *c)
+{
+    return c->run ? c->run(a) : ask(a, c);
 }
 
 static int run(const struct ctl_args *a, const struct ctl_command *c, unsigned given)
@@ -106,9 +136,10 @@ static int run(const struct ctl_args *a, const struct ctl_command *c, unsigned g
         if (options[k].bit & given & ~c->options)
             return ctl_fail(a, CTL_USAGE, "--%s does not go with \"%s\"; see --help",
                             options[k].name, c->name);
+    if (a->help) return help_of(c);
     int rc = check_operands(a, c);
     if (rc != CTL_OK) return rc;
-    return c->run ? c->run(a) : ask(a, c);
+    return a->watch && !a->json ? ctl_watch(a, c, once) : once(a, c);
 }
 
 /* The options into a, and the bits of those given; an exit code, or -1 to go on with argv[optind].
@@ -123,7 +154,10 @@ static int read_options(int argc, char **argv, struct ctl_args *a, unsigned *ret
     known[k] = (struct option){"version", no_argument, NULL, 'v'};
     opterr = 0;
     while ((letter = getopt_long(argc, argv, "h", known, &k)) >= 0) {
-        if (letter == 'h') return usage(stdout, CTL_OK);
+        if (letter == 'h') {
+            a->help = true;
+            continue;
+        }
         if (letter == 'v') return printf("kvblendctl %s\n", KV_VERSION) < 0;
         if (letter != 'o')
             return complain(a, "unknown flag, or one without its value:", argv[optind - 1]);
@@ -144,7 +178,7 @@ int main(int argc, char **argv)
     (void)signal(SIGPIPE, SIG_IGN);
     int rc = read_options(argc, argv, &a, &given);
     if (rc >= 0) return rc;
-    if (optind == argc) return usage(stderr, CTL_USAGE);
+    if (optind == argc) return a.help ? usage(stdout, CTL_OK) : usage(stderr, CTL_USAGE);
     const char *name = argv[optind++];
     if (optind < argc) a.operand = argv[optind++];
     if (optind < argc) a.second = argv[optind++];

@@ -192,9 +192,17 @@ static size_t width_of(const char *text, size_t len)
     return n;
 }
 
-/* The lines of [text, end), with their cells one below the other. */
+bool ctl_has_colours(int fd)
+{
+    const char *no = getenv("NO_COLOR"), *term = getenv("TERM");
+    return isatty(fd) && !(no && *no) && term && strcmp(term, "dumb") != 0;
+}
+
+/* The lines of [text, end), with their cells one below the other, titles bold. */
 static void print_table(const char *text, const char *end)
 {
+    const char *bold = ctl_has_colours(STDOUT_FILENO) ? "\033[1m" : "";
+    const char *plain = *bold ? "\033[0m" : "";
     size_t widths[COLUMNS_MAX] = {0};
     bool right[COLUMNS_MAX] = {false};
     for (size_t pass = 0; pass < 2; pass++) { /* measures, then prints */
@@ -207,8 +215,9 @@ static void print_table(const char *text, const char *end)
             if (pass == 0 && width > widths[k]) widths[k] = width;
             int pad = (int)(widths[k] - width);
             if (pass > 0)
-                (void)printf("%*s%.*s%*s%s", right[k] ? pad : 0, "", (int)n, p,
-                             right[k] || last ? 0 : pad, "", last ? "\n" : "  ");
+                (void)printf("%s%*s%.*s%s%*s%s", line == 0 ? bold : "", right[k] ? pad : 0, "",
+                             (int)n, p, line == 0 ? plain : "", right[k] || last ? 0 : pad, "",
+                             last ? "\n" : "  ");
             line += last;
             k = last ? 0 : k + (k + 1 < COLUMNS_MAX);
         }
@@ -249,7 +258,8 @@ int ctl_fail(const struct ctl_args *a, int rc, const char *fmt, ...)
     va_start(ap, fmt);
     (void)vsnprintf(why, sizeof why, fmt, ap);
     va_end(ap);
-    (void)fprintf(stderr, "kvblendctl: %s\n", why);
+    const bool red = ctl_has_colours(STDERR_FILENO);
+    (void)fprintf(stderr, "%skvblendctl:%s %s\n", red ? "\033[31m" : "", red ? "\033[0m" : "", why);
     struct buf b = BUF_INIT; /* not jansson: the sentence may quote what is not UTF-8 */
     if (a->json && buf_add_json_str(&b, why, strlen(why)) == 0)
         (void)printf("{\"error\":{\"message\":%s}}\n", buf_cstr(&b));

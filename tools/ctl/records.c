@@ -167,8 +167,9 @@ static int clear(const struct ctl_args *a)
 }
 
 const struct ctl_command ctl_records[] = {
-    {"ls", NULL, CTL_CHUNKS | CTL_TIER | CTL_NAMESPACE, "stored records", "GET /admin/chunks",
-     LIST_VIEW, prepare_list},
+    {"ls", NULL, CTL_CHUNKS | CTL_TIER | CTL_NAMESPACE | CTL_ORDER | CTL_WATCH, "stored records",
+     "GET /admin/chunks", LIST_VIEW, prepare_list, "data",
+     "bytes tokens hits idle_s age_s expires_s contexts kind tier namespace id"},
     {"show", "ID", 0, "one record; an ID may be cut to its first digits", "GET /admin/chunks/*",
      record_view},
     {"pin", "ID", 0, "keep a record from being evicted", "POST /admin/chunks/*/pin",
