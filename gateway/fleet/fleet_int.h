@@ -71,9 +71,8 @@ struct fleet_health {
 struct fleet_models {
     struct fleet_model *v;
     size_t n;
-    bool known, any; /* any: it does not list its models */
-    unsigned tasks;  /* of a worker: what its model can do, bits of enum gw_task; */
-    unsigned meant;  /* ... and what it was made for: one of them */
+    bool known, any;       /* any: it does not list its models */
+    unsigned tasks, meant; /* of a worker, of enum gw_task: what its model can do; is made for */
     uint64_t at_ns, hash;
 };
 struct fleet_counts {
