@@ -336,7 +336,7 @@ int gw_config_worker_args(const struct gw_config *c, const struct gw_worker_shar
     for (const struct opt_def *d = wk_opts_table; d->name && n >= 0; d++) {
         size_t n_values;
         char **value = worker_values(c, share->model, d, &n_values);
-        if (d->props & OPT_SECRET && !share->model) continue; /* by the environment */
+        if (d->props & OPT_SECRET) continue; /* by the environment */
         for (size_t i = 0; i == 0 || i < n_values; i++) {
             if ((size_t)n + 2 > cap) return -ERANGE;
             int r = worker_arg(c, share, d->name, n_values ? value[i] : NULL, a, out + n);

@@ -44,6 +44,11 @@ static int read_fields(struct gw_model *m, int argc, char *const *argv, struct e
     if (r == 1) r = -EINVAL; /* "help" is no field */
     if (r == -EINVAL) r = complain(m, problems.len ? buf_cstr(&problems) : "no such field", err);
     buf_fini(&problems);
+    for (const struct opt_def *d = wk_opts_table; r == 0 && d->name; d++)
+        if (d->props & OPT_SECRET && opt_given(m->opts, d->name))
+            r = err_set(err, -EINVAL,
+                        "models: \"%.60s\": %s is said in the section worker, for all models",
+                        m->path, d->name);
     return r;
 }
 

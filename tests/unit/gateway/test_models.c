@@ -78,7 +78,9 @@ TEST(bad_entries_are_named)
                {"/a load=on_demand idle=soon", "10m"},
                {"/a load=start idle=10m", "load=on_demand"},
                {"/a idle=10m", "load=on_demand"},
-               {"/a embed=most", "embed"}};
+               {"/a embed=most", "embed"},
+               {"/a secret=x", "secret is said in the section worker"}, /* else: in its arguments */
+               {"/a redis=redis://:pw@host", "redis is said in the section worker"}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         struct gw_models m = {0};
         struct err err;
