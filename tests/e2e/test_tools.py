@@ -124,9 +124,9 @@ def test_free_answers_are_content_and_none_ignores_tools():
     assert c["message"]["content"] or c["message"]["tool_calls"], c
 
 
-def adding(numbers, question, tools=TOOLS):
+def adding(numbers, question, tools=TOOLS, **more):
     """A conversation that has called a tool before, so that the model goes on to."""
-    return chat(tools=tools, max_tokens=80, messages=[
+    return chat(tools=tools, max_tokens=80, **more, messages=[
         {"role": "system", "content": "Answer with a tool call, always."},
         *[m for a, b in numbers for m in (
             {"role": "user", "content": f"Add {a} and {b}."},
@@ -172,6 +172,32 @@ def test_a_cut_call_is_given_as_far_as_it_is():
     assert c["finish_reason"] == "length", c
     (call,) = c["message"]["tool_calls"]
     assert call["function"]["name"] == "get_weather" and call["function"]["arguments"].startswith("{"), c
+
+
+def test_a_call_that_is_cut_before_its_name_is_no_content():
+    """Wherever it is cut, also behind whole ones: of calls that the grammar holds no piece is text."""
+    counts = set()
+    for n in range(1, 40, 3):
+        body = dict(tools=[NOTHING], tool_choice="required", max_tokens=n)
+        c = chat(**body)["choices"][0]
+        (streamed,) = gathered(chat(stream=True, **body).events())
+        calls = c["message"].get("tool_calls", [])
+        assert not c["message"]["content"] and streamed["content"] == "", (n, c, streamed)
+        assert all(t["function"] == {"name": "now", "arguments": "{}"} for t in calls[:-1]), c
+        counts.add(len(calls))
+    assert {0, 1, 2} <= counts, counts
+
+
+def test_stop_strings_cut_no_call_that_a_grammar_holds():
+    body = dict(tools=[WEATHER], tool_choice="required", parallel_tool_calls=False)
+    whole = chat(**body)["choices"][0]
+    for stop in ("\"", "}", "city", "\n"):
+        c = chat(stop=[stop], **body)["choices"][0]
+        assert c["finish_reason"] == "tool_calls", c
+        assert c["message"]["tool_calls"][0]["function"] == whole["message"]["tool_calls"][0]["function"], c
+    said = adding(((3, 4), (5, 6), (7, 8)), "Add 1 and 2.", stop=["\"a\""])
+    check_call(said["message"]["tool_calls"][0], "add")
+    assert said["finish_reason"] == "tool_calls", said
 
 
 def test_log_probabilities_are_of_all_that_was_written():

@@ -33,10 +33,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)
     struct ans a, b;
     ans_init(&a, &how);
     ans_init(&b, &how);
-    ASSERT(ans_push(&a, text, n) == 0 && ans_end(&a) == 0);
+    ASSERT(ans_push(&a, text, n) == 0 && ans_end(&a, false) == 0);
     for (size_t at = 0; at < n; at += step)
         ASSERT(ans_push(&b, text + at, n - at < step ? n - at : step) == 0);
-    ASSERT(ans_end(&b) == 0);
+    ASSERT(ans_end(&b, false) == 0);
     check_equal(&a.content, &b.content);
     check_equal(&a.reasoning, &b.reasoning);
     ASSERT(a.n_call == b.n_call && (!how.max_calls || a.n_call <= how.max_calls));

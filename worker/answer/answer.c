@@ -727,24 +727,27 @@ int ans_push(struct ans *a, const char *text, size_t len)
 }
 
 /* A call that was cut is one as soon as it is known whose. */
-static void end_held(struct ans *a)
+static void end_held(struct ans *a, bool calls_only)
 {
     if (!a->certain && a->opened && a->has_name && a->state > S_BEGIN)
         make_certain(a);
-    else if (!a->certain || a->state == S_BEGIN)
+    else if (!calls_only && (!a->certain || a->state == S_BEGIN))
         put_held(a, a->held.len);
     empty(a, &a->held);
 }
 
-int ans_end(struct ans *a)
+int ans_end(struct ans *a, bool calls_only)
 {
-    if (a->state == S_TEXT || a->state == S_THINK) {
+    if (a->state == S_TEXT && calls_only) {
+        empty(a, &a->held);
+        empty(a, &a->space);
+    } else if (a->state == S_TEXT || a->state == S_THINK) {
         for (size_t i = 0; i < a->held.len; i++)
             put_text(a, a->held.data[i]);
         if (a->state == S_TEXT) (void)buf_add_buf(&a->content, &a->space);
         empty(a, &a->held);
     } else if (a->state != S_NEXT) {
-        end_held(a);
+        end_held(a, calls_only);
     }
     struct buf *const own[] = {&a->content, &a->reasoning, &a->space,
                                &a->value,   &a->name,      &a->args};

@@ -82,7 +82,9 @@ struct ans {
 void ans_init(struct ans *a, const struct ans_how *how); /* *how is copied */
 void ans_fini(struct ans *a);
 int ans_push(struct ans *a, const char *text, size_t len); /* 0, or a->status */
-int ans_end(struct ans *a); /* no more text: what is held comes out; 0, or a->status */
+/* No more text. What is held comes out as content, but where a grammar holds the answer to calls
+ * (`calls_only`) it is the beginning of one, and dropped. 0, or a->status. */
+int ans_end(struct ans *a, bool calls_only);
 bool ans_is_thinking(const struct ans *a);
 /* The last byte has opened a call: a grammar of calls may take over here. */
 bool ans_is_opened(const struct ans *a);

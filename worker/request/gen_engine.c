@@ -174,11 +174,18 @@ static int read_text(struct gen *g, struct gen_choice *c)
     return rc < 0 || ans_is_full(&c->said);
 }
 
-/* Append the token's text; 1 when a stop string ended it. Called with gen.m held. */
+/* Does a grammar let nothing but a call be written now? */
+static bool is_held_to_calls(const struct gen *g, const struct gen_choice *c)
+{
+    return c->bound && c->bound == g->format.calls.run;
+}
+
+/* Append the token's text; 1 when a stop string ended it. What is read already ends none, and a
+ * call that a grammar will make whole is not cut. Called with gen.m held. */
 static int take_text(struct gen *g, struct gen_choice *c, const struct fus_event_token *t)
 {
     const struct api_stops stops = {g->req.stop, g->req.stop_len, g->req.n_stop};
-    size_t from = c->text.len;
+    const size_t from = c->text.len, read = c->n_read;
     int hit;
 
     if (add_text(g, c, t->picked.id) < 0) return 1;
@@ -187,7 +194,13 @@ static int take_text(struct gen *g, struct gen_choice *c, const struct fus_event
         c->safe = c->text.len - api_stop_begun(&stops, c->text.data, c->text.len);
         return 0;
     }
-    hit = api_stop_scan(&stops, c->text.data ? c->text.data : "", c->text.len, from, &c->safe);
+    if (is_held_to_calls(g, c)) {
+        c->safe = c->text.len;
+        return 0;
+    }
+    hit = api_stop_scan(&stops, c->text.data ? c->text.data + read : "", c->text.len - read,
+                        from - read, &c->safe);
+    c->safe += read;
     if (!hit) return 0;
     c->text.len = c->safe;
     c->stopped = true;
@@ -210,7 +223,7 @@ static int follow_format(const struct gen_prompt *p, struct gen_choice *c,
 {
     const struct wk_format *f = &p->g->format;
     const unsigned text = text_of(p, t->choice);
-    const bool calls = c->bound && c->bound == f->calls.run;
+    const bool calls = is_held_to_calls(p->g, c);
     int rc;
 
     if (!calls && opens_call(c)) {
@@ -261,7 +274,7 @@ static void on_choice(void *ctx, unsigned choice, enum fus_finish f)
     }
     c->safe = c->text.len;
     (void)read_text(g, c);
-    if (g->parsed) (void)ans_end(&c->said);
+    if (g->parsed) (void)ans_end(&c->said, is_held_to_calls(g, c));
     c->finish = f;
     c->finished = true;
     wake(g);

@@ -36,7 +36,8 @@ static struct api_head head_of(const struct gen *g)
 static const char *finish_name(const struct gen_choice *c)
 {
     if (!c->stopped && c->finish != FUS_STOP) return "length";
-    return c->said.n_call > 0 ? "tool_calls" : "stop";
+    const size_t n = c->said.n_call;
+    return n > 0 && (!c->stopped || c->said.call[n - 1].whole) ? "tool_calls" : "stop";
 }
 
 /* ---- failure ---- */

@@ -204,7 +204,7 @@ TEST(every_syntax_cut_anywhere)
                 ASSERT_EQ(ans_push(&a, s->text + k, 1), 0);
             if (cut <= len) ASSERT_EQ(ans_push(&a, s->text, cut), 0);
             if (cut <= len) ASSERT_EQ(ans_push(&a, s->text + cut, len - cut), 0);
-            ASSERT_EQ(ans_end(&a), 0);
+            ASSERT_EQ(ans_end(&a, false), 0);
             char *got = show(&a);
             ASSERT_STREQ(got, s->want);
             mem_free(got);
@@ -276,8 +276,8 @@ TEST(any_mixture_grows_and_does_not_depend_on_cuts)
             calls = cut.n_call;
             at += n;
         }
-        ASSERT_EQ(ans_end(&whole), 0);
-        ASSERT_EQ(ans_end(&cut), 0);
+        ASSERT_EQ(ans_end(&whole, false), 0);
+        ASSERT_EQ(ans_end(&cut, false), 0);
         char *a = show(&whole), *b = show(&cut);
         ASSERT_STREQ(a, b);
         ASSERT_TRUE(!s.max_calls || whole.n_call <= s.max_calls);
@@ -323,12 +323,18 @@ TEST(templates_show_their_syntax)
     static const struct {
         const char *file, *syntax;
         bool thinks;
-    } want[] = {{"tool-hermes", "hermes", false},      {"tool-qwen3", "hermes", true},
-                {"tool-granite", "granite", true},     {"tool-llama3.1", "llama3", false},
-                {"tool-mistral-v3", "mistral", false}, {"tool-mistral-v7", "mistral-args", false},
-                {"tool-command-r", NULL, false},       {"smollm2", NULL, false},
-                {"tool-phi4", "phi4", false},           {"tool-deepseek-r1", "deepseek", true},
-                {"tool-glm4", NULL, false},            {"tool-qwen3-coder", "qwen-coder", false}};
+    } want[] = {{"tool-hermes", "hermes", false},
+                {"tool-qwen3", "hermes", true},
+                {"tool-granite", "granite", true},
+                {"tool-llama3.1", "llama3", false},
+                {"tool-mistral-v3", "mistral", false},
+                {"tool-mistral-v7", "mistral-args", false},
+                {"tool-command-r", NULL, false},
+                {"smollm2", NULL, false},
+                {"tool-phi4", "phi4", false},
+                {"tool-deepseek-r1", "deepseek", true},
+                {"tool-glm4", NULL, false},
+                {"tool-qwen3-coder", "qwen-coder", false}};
 
     for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
         char rel[64], source[1 << 16];
@@ -362,6 +368,38 @@ TEST(control_tokens_of_a_syntax_are_known)
     ASSERT_TRUE(!ans_is_mark(&how, "<think>", 7));
 }
 
+/* Where a grammar lets nothing but calls be written, what is cut before a name is no text. */
+TEST(a_call_that_is_cut_is_no_content)
+{
+    static const char *const text[][2] = {
+        {"hermes", "\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>\n<tool_call>\n"
+                   "{\"name\": \"add\", \"arguments\": {}}\n</tool_call>"},
+        {"mistral",
+         "[{\"name\": \"add\", \"arguments\": {}}, {\"name\": \"add\", \"arguments\": {}}]"},
+        {"mistral-args", "add[ARGS]{\"a\": 1}[TOOL_CALLS]add[ARGS]{}"},
+        {"qwen-coder", "<function=add><parameter=b>1</parameter></function></tool_call>"}};
+
+    for (size_t i = 0; i < sizeof text / sizeof *text; i++) {
+        size_t n_text = 0;
+        for (size_t n = 0; n <= strlen(text[i][1]); n++) {
+            const struct sample s = {.syntax = text[i][0], .calling = true};
+            struct ans held, loose;
+            start(&held, &s);
+            start(&loose, &s);
+            ASSERT_EQ(ans_push(&held, text[i][1], n), 0);
+            ASSERT_EQ(ans_push(&loose, text[i][1], n), 0);
+            ASSERT_EQ(ans_end(&held, true), 0);
+            ASSERT_EQ(ans_end(&loose, false), 0);
+            ASSERT_EQ(held.content.len, 0);
+            ASSERT_EQ(held.n_call, loose.n_call);
+            n_text += loose.content.len > 0;
+            ans_fini(&held);
+            ans_fini(&loose);
+        }
+        ASSERT_TRUE(n_text > 0);
+    }
+}
+
 TEST(memory_that_ends_is_told)
 {
     for (unsigned n = 0; n < 80; n++) {
@@ -373,7 +411,7 @@ TEST(memory_that_ends_is_told)
         start(&a, &s);
         mem_fail_nth(1 + n / 2);
         (void)ans_push(&a, text[n % 2 == 0], strlen(text[n % 2 == 0]));
-        const int rc = ans_end(&a);
+        const int rc = ans_end(&a, false);
         ASSERT_EQ(rc < 0, mem_fail_fired());
         mem_fail_nth(0);
         ans_fini(&a);
