@@ -179,10 +179,21 @@ static double guess_ms_per_token(const struct worker *w)
     return 0;
 }
 
+/* Values, not the struct: what pads it differs from process to process. Factors are left out: they
+ * are part of the model's fingerprint. */
+static uint32_t rope_regime(const struct model_rope *r)
+{
+    const double v[] = {
+        r->type,     r->base,      r->factor,    r->low_freq_factor, r->high_freq_factor,
+        r->orig_ctx, r->beta_fast, r->beta_slow, r->attn_factor,     r->no_truncate};
+
+    return XXH32(v, sizeof v, 0);
+}
+
 static int open_store(struct worker *w, struct err *err)
 {
     const struct model_cfg *c = model_config(w->model);
-    struct model_rope rope = model_rope_for(&c->rope, w->ctx_max);
+    const struct model_rope rope = model_rope_for(&c->rope, w->ctx_max);
     const struct wk_tier_opts *t = &w->o.tiers;
     struct store_opts o = {.ram_bytes = w->o.ram_bytes,
                            .ram_policy = t->policy,
@@ -192,15 +203,14 @@ static int open_store(struct worker *w, struct err *err)
                            .auth_key = t->has_secret ? t->auth_key : NULL};
     int rc;
 
-    rope.freq_factors = NULL; /* pointers; the factors are part of the model's fingerprint */
     w->sink_token = w->profile.sink_tokens ? chat_sink(w->chat, w->tok) : -1;
-    w->ident = (struct tier_ident){
-        .rope_regime = XXH32(&rope, offsetof(struct model_rope, long_factors), 0),
-        .dtype = kv_dtype(w, c),
-        .sink_token = w->sink_token < 0 ? UINT32_MAX : (uint32_t)w->sink_token,
-        .L = c->L,
-        .G = c->G,
-        .K = c->K};
+    w->ident =
+        (struct tier_ident){.rope_regime = rope_regime(&rope),
+                            .dtype = kv_dtype(w, c),
+                            .sink_token = w->sink_token < 0 ? UINT32_MAX : (uint32_t)w->sink_token,
+                            .L = c->L,
+                            .G = c->G,
+                            .K = c->K};
     memcpy(w->ident.model, c->fingerprint, sizeof w->ident.model);
     tok_fingerprint(w->tok, w->ident.tokenizer);
     memcpy(w->ident.secret, t->secret, sizeof w->ident.secret);
