@@ -2,7 +2,7 @@
 """Frameworks against own workers, unmodified but for the base URL: tools, structured answers, agents.
 
 LangChain, LlamaIndex, Haystack, instructor, pydantic-ai, LiteLLM, OpenAI's Agents SDK over /v1/responses, Anthropic's
-SDK over /v1/messages. The model is small and says little of sense: what must be a call is
+SDK over /v1/messages, Cohere's SDK and those that rerank through it over /v2/rerank. The model is small and says little of sense: what must be a call is
 held to be one, agents are free. Each framework that takes tools asks twice over a retriever's answer, which is a
 chunk: the second time its KV is reused. Run by `tools/test --clients`, which makes a Python with the packages of
 frameworks.txt ($KVBLEND_FRAMEWORKS_PYTHON).
@@ -20,6 +20,7 @@ os.environ.update({"LANGSMITH_TRACING": "false", "OPENAI_API_KEY": "none", "OPEN
 try:
     import agents
     import anthropic
+    import cohere
     import instructor
     import litellm
     import openai
@@ -35,6 +36,8 @@ try:
     from haystack.utils import Secret
     from instructor.core import InstructorRetryException
     from langchain.agents import create_agent
+    from langchain_cohere import CohereRerank as LangChainRerank
+    from langchain_core.documents import Document as LangChainDocument
     from langchain_core.messages import HumanMessage, ToolMessage
     from langchain_core.tools import tool as langchain_tool
     from langchain_openai import ChatOpenAI, OpenAIEmbeddings
@@ -42,8 +45,10 @@ try:
     from llama_index.core.agent.workflow import FunctionAgent
     from llama_index.core.llms import ChatMessage as LlamaMessage
     from llama_index.core.tools import FunctionTool
+    from llama_index.core.schema import NodeWithScore, TextNode
     from llama_index.embeddings.openai_like import OpenAILikeEmbedding
     from llama_index.llms.openai_like import OpenAILike
+    from llama_index.postprocessor.cohere_rerank import CohereRerank as LlamaRerank
     from pydantic_ai.messages import ModelRequest, ModelResponse, ToolCallPart, ToolReturnPart, UserPromptPart
     from pydantic_ai.models.openai import OpenAIChatModel
     from pydantic_ai.providers.openai import OpenAIProvider
@@ -374,6 +379,75 @@ def test_langchain_sends_ids_of_its_own():
             assert "must send texts" in said, said
     finally:
         tiktoken.encoding_for_model, tiktoken.get_encoding = fetch
+
+
+# ---- reranking ----
+
+def ranked_twice(of, rank):
+    """rank(question, passages) -> [(passage, score)]: best first, and the second question loads what it is about."""
+    passages = [passage(f"{of} {i}") for i in range(3)]
+
+    def ask(question):
+        got = rank(question, passages)
+        scores = [score for _, score in got]
+        assert scores == sorted(scores, reverse=True) and all(0 < s < 1 for s in scores), got
+        assert len({text for text, _ in got} & set(passages)) == len(got) == 2, got
+
+    ask(QUESTIONS[0])
+    before = tokens("prefix")
+    ask(QUESTIONS[1])
+    assert tokens("prefix") > before + 3 * 150, (before, tokens("prefix"))  # of each passage far more
+
+
+def test_cohere():
+    root = base.removesuffix("/v1")
+    two = cohere.ClientV2(api_key="none", base_url=root, timeout=120)
+    one = cohere.Client(api_key="none", base_url=root, timeout=120)
+
+    def rank(question, passages):
+        r = two.rerank(model=own, query=question, documents=passages, top_n=2, max_tokens_per_doc=4096)
+        assert r.id and r.meta.tokens.input_tokens > 0
+        return [(passages[x.index], x.relevance_score) for x in r.results]
+
+    def rank_as_before(question, passages):
+        r = one.rerank(model=own, query=question, documents=[{"text": p} for p in passages], top_n=2, return_documents=True)
+        assert all(x.document.text == passages[x.index] for x in r.results)
+        return [(x.document.text, x.relevance_score) for x in r.results]
+
+    ranked_twice("Cohere", rank)
+    ranked_twice("Cohere's first API", rank_as_before)
+    try:
+        two.rerank(model=own, query="", documents=["x"])
+        raise AssertionError("an empty query is refused")
+    except cohere.errors.BadRequestError as e:
+        assert e.body["error"]["param"] == "query", e
+
+
+def test_langchain_rerank():
+    ranker = LangChainRerank(cohere_api_key="none", base_url=base.removesuffix("/v1"), model=own, top_n=2)
+    ranked_twice("LangChain", lambda question, passages: [
+        (d.page_content, d.metadata["relevance_score"])
+        for d in ranker.compress_documents([LangChainDocument(p) for p in passages], question)])
+
+
+def test_llamaindex_rerank():
+    ranker = LlamaRerank(api_key="none", base_url=base.removesuffix("/v1"), model=own, top_n=2, max_retries=1)
+    ranked_twice("LlamaIndex", lambda question, passages: [
+        (n.node.text, n.score)
+        for n in ranker.postprocess_nodes([NodeWithScore(node=TextNode(text=p), score=0.5) for p in passages], query_str=question)])
+
+
+def test_litellm_rerank():
+    def ranker(model, url):
+        def rank(question, passages):
+            r = litellm.rerank(model=model, api_base=url, api_key="none", query=question, documents=passages, top_n=2,
+                               return_documents=False)
+            return [(passages[x["index"]], x["relevance_score"]) for x in r.results]
+        return rank
+
+    ranked_twice("LiteLLM as Cohere", ranker(f"cohere/{own}", base.removesuffix("/v1")))
+    ranked_twice("LiteLLM as Jina", ranker(f"jina_ai/{own}", base))
+    ranked_twice("LiteLLM as vLLM", ranker(f"hosted_vllm/{own}", base))
 
 
 if __name__ == "__main__":
