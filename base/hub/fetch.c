@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { TRIES = 5, HOPS_MAX = 10, HOST_MAX = 260 };
+enum { TRIES = 4, HOPS_MAX = 10, HOST_MAX = 260 };
 enum { CONNECT_MS = 10000, ANSWER_MS = 60000, SILENCE_MS = 60000 };
 
 struct url {
@@ -298,7 +298,7 @@ static int try_once(struct hub_http *h, struct hub_get *g, struct err *err)
         const bool was_tls = u.tls;
         r = exchange(&x, &u);
         if (r < 0)
-            r = err_set(err, -EAGAIN, "cannot reach %.100s (%s)", u.address, err_name(r));
+            r = err_set(err, -EAGAIN, "cannot find or reach %.100s (%s)", u.address, err_name(r));
         else
             r = judge(&x, &u, err);
         follow = r == 1;

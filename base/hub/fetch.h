@@ -2,8 +2,8 @@
  *
  * The token goes to the endpoint's own scheme, host and port and nowhere else, whatever a redirect
  * says; no redirect leads from https to http. An exchange that is cut, times out or meets a busy
- * server (408, 429, 5xx) is tried again from where it stood, TRIES times in a row without a new
- * byte, with waits of 1 s, 2 s, … between. Life cycle: hub_http_create() → hub_get() … →
+ * server (408, 429, 5xx) is tried again from where it stood; four tries in a row without a new byte
+ * are the end, 1, 2 and 4 s lie between them. Life cycle: hub_http_create() → hub_get() … →
  * hub_http_destroy(). Thread: one; hub_get() returns when all is there. */
 #ifndef BASE_HUB_FETCH_H
 #define BASE_HUB_FETCH_H

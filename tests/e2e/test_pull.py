@@ -265,6 +265,15 @@ def test_a_cut_download_goes_on():
         assert pull(folder, hub).returncode == 0
         assert hub.asked(".gguf")[-1] == "bytes=120000-", hub.asked(".gguf")
         assert blobs(folder) == [sha256(files["tiny.gguf"])]
+    with home() as folder, Hub(files) as hub:  # a server that is busy
+        first = hub.send
+
+        def later(h, path):
+            hub.send = first
+            h.say(503)
+
+        hub.send = later
+        assert pull(folder, hub).returncode == 0 and len(hub.asked(".gguf")) == 2
     with home() as folder, Hub(files) as hub:  # a server that knows no ranges
         hub.cuts, hub.ranges = [100000], False
         assert pull(folder, hub).returncode == 0
