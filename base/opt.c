@@ -453,8 +453,52 @@ int opts_restart_keys(const struct opts *a, const struct opts *b, struct buf *ou
     return n;
 }
 
+static void put_text(struct buf *out, const char *before, const char *text)
+{
+    (void)buf_adds(out, before);
+    if (text)
+        (void)buf_add_json_str(out, text, strlen(text));
+    else
+        (void)buf_adds(out, "null");
+}
+
+static void put_row(const struct opts *o, const struct opt_row *row, struct buf *out)
+{
+    const struct opt_def *d = row->def;
+    char variable[OPT_NAME_BYTES];
+    const bool form = d->type == OPT_STR && d->values;
+    const char *shown = kinds[d->type].shown;
+    put_text(out, "{\"flag\":", row->flag);
+    put_text(out, ",\"value\":", form ? d->values : *shown ? shown + 1 : NULL);
+    put_text(out, ",\"words\":", d->type == OPT_ENUM ? d->values : NULL);
+    put_text(out, ",\"default\":", d->dflt);
+    put_text(out, ",\"help\":", d->help);
+    put_text(out, ",\"key\":", row->key);
+    put_text(out, ",\"variable\":", opt_variable(row, o->dumped, variable) ? variable : NULL);
+    (void)buf_addf(out, ",\"switch\":%s,\"repeatable\":%s,\"positional\":%s,\"live\":%s}",
+                   d->type == OPT_BOOL ? "true" : "false", d->repeatable ? "true" : "false",
+                   d->positional ? "true" : "false", d->props & OPT_LIVE ? "true" : "false");
+}
+
+static int dump(const struct opts *o, const char *program, const char *about, struct buf *out)
+{
+    const char *comma = "";
+    put_text(out, "{\"program\":", program);
+    put_text(out, ",\"about\":", about);
+    (void)buf_addf(out, ",\"file\":%s,\"options\":[", opt_of_flag(o, "config") ? "true" : "false");
+    for (const struct opt_row *row = o->rows; row < o->rows + o->n_rows; row++) {
+        if (!row->def->help) continue;
+        (void)buf_adds(out, comma);
+        put_row(o, row, out);
+        comma = ",";
+    }
+    (void)buf_adds(out, "]}\n");
+    return buf_status(out);
+}
+
 int opts_help(const struct opts *o, const char *program, const char *about, struct buf *out)
 {
+    if (o->dumped) return dump(o, program, about, out);
     const struct opt_row *config = opt_of_flag(o, "config");
     (void)buf_addf(out, "Usage: %s [options]", program);
     for (const struct opt_row *row = o->rows; row < o->rows + o->n_rows; row++)

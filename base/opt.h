@@ -74,8 +74,8 @@ int opts_create(const struct opt_def *defs, struct opts **ret);
 /* More options: "x-y" is --x-y, or --SECTION-x-y where there is an --x-y, and SECTION.x_y. */
 int opts_add_section(struct opts *o, const char *section, const struct opt_def *defs);
 void opts_destroy(struct opts *o);
-/* 0; 1 when --help or -h was met (nothing else was read then); -EINVAL with the problems, a line
- * each, appended; -ENOMEM. argv[0] is skipped; "--" ends the flags. */
+/* 0; 1 when --help, -h or --dump-options was met (nothing else was read then); -EINVAL with the
+ * problems, a line each, appended; -ENOMEM. argv[0] is skipped; "--" ends the flags. */
 int opts_read(struct opts *o, const struct opt_args *from, struct buf *problems);
 /* Appends the variables that look like ours and match no option, mostly typing errors: "NAME is
  * unknown; expected one like NAME", a line each. One that was removed is a problem. */
@@ -86,7 +86,8 @@ void opts_hide_argv(const struct opts *o, int argc, char **argv);
 /* A warning, a line each, of secrets' files that others than their owners may read or write. */
 const char *opts_exposed(struct opts *o);
 bool opt_file_exposed(const char *path);
-/* "Usage: PROGRAM …" and the table. */
+/* "Usage: PROGRAM …" and the table; where --dump-options was met, the table as JSON, which manual
+ * pages and completions are made of (tools/describe.py). */
 int opts_help(const struct opts *o, const char *program, const char *about, struct buf *out);
 /* Keys that differ in b and are not live, comma separated, appended; their number. */
 int opts_restart_keys(const struct opts *a, const struct opts *b, struct buf *out);

@@ -26,6 +26,7 @@ struct opts {
     bool no_memory;
     struct buf named;   /* " NAME " of each variable that the file refers to */
     struct buf exposed; /* opts_exposed() */
+    const char *dumped; /* --dump-options was met: the prefix of variables */
 };
 struct opt_place {
     enum opt_source source;
@@ -45,5 +46,7 @@ bool opt_same_name(const char *a, const char *b, size_t n);
 bool opt_in_values(const char *values, const char *word); /* "a|b" has it */
 struct opt_row *opt_of_flag(const struct opts *o, const char *name);
 struct opt_row *opt_of_key(const struct opts *o, const char *key);
+/* "PREFIX_RAM_POLICY"; false: the option has none. */
+bool opt_variable(const struct opt_row *row, const char *prefix, char ret[OPT_NAME_BYTES]);
 
 #endif

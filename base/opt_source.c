@@ -53,10 +53,10 @@ static int set_flag(struct opts *o, const char *arg, const char *next, const str
     return takes_next ? 2 : 1;
 }
 
-static bool asks_for_help(const struct opt_args *from)
+static bool has_flag(const struct opt_args *from, const char *flag)
 {
     for (int i = 1; i < from->argc && strcmp(from->argv[i], "--") != 0; i++)
-        if (strcmp(from->argv[i], "--help") == 0 || strcmp(from->argv[i], "-h") == 0) return true;
+        if (strcmp(from->argv[i], flag) == 0) return true;
     return false;
 }
 
@@ -121,8 +121,7 @@ void opts_hide_argv(const struct opts *o, int argc, char **argv)
 
 /* ---- variables ---- */
 
-/* "PREFIX_RAM_POLICY"; false: the option has none. */
-static bool variable_of(const struct opt_row *row, const char *prefix, char ret[OPT_NAME_BYTES])
+bool opt_variable(const struct opt_row *row, const char *prefix, char ret[OPT_NAME_BYTES])
 {
     int n = snprintf(ret, OPT_NAME_BYTES, "%s_%s", prefix, row->flag);
     if (n < 0 || n >= OPT_NAME_BYTES || (row->def->props & OPT_FLAG_ONLY) == OPT_FLAG_ONLY)
@@ -136,7 +135,7 @@ static void read_env(struct opts *o, const struct opt_args *from)
 {
     for (struct opt_row *row = o->rows; row < o->rows + o->n_rows; row++) {
         char name[OPT_NAME_BYTES];
-        if (!variable_of(row, from->prefix, name)) continue;
+        if (!opt_variable(row, from->prefix, name)) continue;
         const struct opt_place at = {OPT_ENV, name, 0};
         const size_t n = strlen(name);
         for (char *const *e = from->envp; *e; e++)
@@ -202,7 +201,7 @@ void opts_unknown_env(const struct opts *o, const struct opt_args *from, struct 
         if (!option || (hands_down && strncmp(name, worker, strlen(worker)) == 0)) continue;
         size_t best = strlen(option) / 3 + 2;
         for (size_t i = 0; i < o->n_rows; i++) {
-            if (variable_of(&o->rows[i], from->prefix, known) && opt_is_nearer(name, known, &best))
+            if (opt_variable(&o->rows[i], from->prefix, known) && opt_is_nearer(name, known, &best))
                 memcpy(near, known, sizeof known);
         }
         if (strcmp(name, near) != 0)
@@ -216,7 +215,8 @@ void opts_unknown_env(const struct opts *o, const struct opt_args *from, struct 
 int opts_read(struct opts *o, const struct opt_args *from, struct buf *problems)
 {
     o->problems = problems;
-    if (asks_for_help(from)) return 1;
+    if (has_flag(from, "--dump-options")) o->dumped = from->prefix;
+    if (o->dumped || has_flag(from, "--help") || has_flag(from, "-h")) return 1;
     read_argv(o, from);
     read_env(o, from);
     const struct opt_row *config = from->read_file ? opt_of_flag(o, "config") : NULL;

@@ -369,15 +369,10 @@ int gw_config_worker_env(const struct gw_config *c)
     return r;
 }
 
-int gw_config_help(struct buf *out)
+int gw_config_help(const struct gw_config *c, struct buf *out)
 {
-    struct opts *o = NULL;
-    int r = create_opts(&o);
-    if (r == 0)
-        r = opts_help(o, "kvblend",
-                      "OpenAI-compatible gateway that reuses the KV cache of retrieved chunks.\n"
-                      "Every flag has a variable, KVBLEND_NAME with _ for -.",
-                      out);
-    opts_destroy(o);
-    return r;
+    return opts_help(c->opts, "kvblend",
+                     "OpenAI-compatible gateway that reuses the KV cache of retrieved chunks.\n"
+                     "Every flag has a variable, KVBLEND_NAME with _ for -.",
+                     out);
 }

@@ -194,6 +194,6 @@ int gw_config_worker_args(const struct gw_config *c, const struct gw_worker_shar
                           struct arena *a, const char **out, size_t cap);
 /* Secrets among its options come by its environment: sets variables of this process. */
 int gw_config_worker_env(const struct gw_config *c);
-int gw_config_help(struct buf *out);
+int gw_config_help(const struct gw_config *c, struct buf *out); /* as opts_help() */
 
 #endif

@@ -95,7 +95,7 @@ int main(int argc, char **argv, char **envp)
     if (text.len > 0) (void)fprintf(stderr, "%s", buf_cstr(&text)); /* warnings */
     buf_clear(&text);
     if (c->help) {
-        (void)gw_config_help(&text);
+        (void)gw_config_help(c, &text);
         (void)printf("%s", buf_cstr(&text));
     } else if (c->version) {
         (void)printf("kvblend %s\n", KV_VERSION);

@@ -107,6 +107,20 @@ static int run_sub(const struct bench_sub *sub, int argc, char **argv)
     return r;
 }
 
+/* All of them, for tools/describe.py. */
+static int dump_subs(char **argv)
+{
+    (void)printf(
+        "{\"program\":\"kvblend-bench\",\"about\":\"Measures what kvblend claims: a table on "
+        "stdout, JSON with --json FILE.\",\"subs\":[\n");
+    for (size_t i = 0; i < N_SUBS; i++) {
+        if (i > 0) (void)putchar(',');
+        if (run_sub(subs[i], 2, argv) < 0) return 1;
+    }
+    (void)printf("]}\n");
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     int used;
@@ -117,6 +131,7 @@ int main(int argc, char **argv)
         print_subs(stdout);
         return 0;
     }
+    if (argc == 2 && strcmp(argv[1], "--dump-options") == 0) return dump_subs(argv);
     if (argc < 2) {
         print_subs(stderr);
         return 2;

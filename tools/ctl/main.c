@@ -142,15 +142,45 @@ static int run(const struct ctl_args *a, const struct ctl_command *c, unsigned g
     return a->watch && !a->json ? ctl_watch(a, c, once) : once(a, c);
 }
 
+/* The tables as JSON, for tools/describe.py. */
+static int dump_options(void)
+{
+    json_t *commands = json_array(), *all = json_array();
+    for (size_t k = 0; k < N_OPTIONS; k++)
+        (void)json_array_append_new(
+            all, json_pack("{s:s,s:s?,s:s,s:b,s:b}", "flag", options[k].name, "value",
+                           options[k].value, "help", options[k].help, "global", options[k].bit == 0,
+                           "switch", options[k].value == NULL));
+    for (size_t i = 0; i < N_LISTS; i++)
+        for (const struct ctl_command *c = command_lists[i]; c->name; c++) {
+            json_t *mine = json_array();
+            for (size_t k = 0; k < N_OPTIONS; k++)
+                if (options[k].bit & c->options)
+                    (void)json_array_append_new(mine, json_string(options[k].name));
+            (void)json_array_append_new(commands,
+                                        json_pack("{s:s,s:s?,s:s,s:s?,s:o}", "name", c->name,
+                                                  "operands", c->operands, "help", c->help,
+                                                  "fields", c->sorts, "options", mine));
+        }
+    json_t *o = json_pack("{s:s,s:s,s:o,s:o}", "program", "kvblendctl", "about",
+                          "Shows and steers what a running kvblend gateway and its workers do.",
+                          "options", all, "commands", commands);
+    const int rc = !o || json_dumpf(o, stdout, JSON_COMPACT) < 0 ? CTL_REFUSED : CTL_OK;
+    (void)putchar('\n');
+    json_decref(o);
+    return rc;
+}
+
 /* The options into a, and the bits of those given; an exit code, or -1 to go on with argv[optind].
  */
 static int read_options(int argc, char **argv, struct ctl_args *a, unsigned *ret_given)
 {
-    struct option known[N_OPTIONS + 3] = {{0}};
+    struct option known[N_OPTIONS + 4] = {{0}};
     int letter, k = 0;
     for (; k < N_OPTIONS; k++)
         known[k] = (struct option){options[k].name, options[k].value != NULL, NULL, 'o'};
     known[k++] = (struct option){"help", no_argument, NULL, 'h'};
+    known[k++] = (struct option){"dump-options", no_argument, NULL, 'd'};
     known[k] = (struct option){"version", no_argument, NULL, 'v'};
     opterr = 0;
     while ((letter = getopt_long(argc, argv, "h", known, &k)) >= 0) {
@@ -158,6 +188,7 @@ static int read_options(int argc, char **argv, struct ctl_args *a, unsigned *ret
             a->help = true;
             continue;
         }
+        if (letter == 'd') return dump_options();
         if (letter == 'v') return printf("kvblendctl %s\n", KV_VERSION) < 0;
         if (letter != 'o')
             return complain(a, "unknown flag, or one without its value:", argv[optind - 1]);

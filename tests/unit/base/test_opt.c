@@ -1,5 +1,6 @@
 /* Options: precedence, bounds, every kind of refusal and its sentence. */
 #include "base/buf.h"
+#include "base/jsonscan.h"
 #include "base/mem.h"
 #include "base/opt_int.h"
 #include "base/opt_removed.h"
@@ -310,6 +311,27 @@ TEST(help)
                              "(listen)\n"));
     ASSERT_TRUE(strstr(text, "--dtype auto|f32|bf16") != NULL);
     ASSERT_TRUE(strstr(text, "--form a|b:N              Form. (form)\n") != NULL);
+    ASSERT_TRUE(strstr(text, "hidden") == NULL);
+    buf_fini(&b);
+    opts_destroy(o);
+}
+
+/* What manual pages and completions are made of; tests/unit/bench/test_describe.py reads it. */
+TEST(the_table_as_json)
+{
+    struct opts *o = NULL;
+    struct buf b = BUF_INIT, none = BUF_INIT;
+    char *argv[] = {"t", "--dump-options", "--nonsense"};
+    ASSERT_OK(opts_create(defs, &o));
+    ASSERT_EQ(opts_read(o, &(struct opt_args){3, argv, (char *[]){NULL}, "T"}, &none), 1);
+    ASSERT_OK(opts_help(o, "t", "What \"it\" does.", &b));
+    const char *text = buf_cstr(&b);
+    ASSERT_OK(json_scan(text, strcspn(text, "\n"), &(struct json_val){0}, NULL));
+    ASSERT_TRUE(strstr(text, "{\"program\":\"t\",\"about\":\"What \\\"it\\\" does.\"") == text);
+    ASSERT_TRUE(strstr(text, "\"flag\":\"listen\",\"value\":\"TEXT\",\"words\":null,\"default\":"
+                             "\"127.0.0.1:8010\"") != NULL);
+    ASSERT_TRUE(strstr(text, "\"words\":\"auto|f32|bf16\"") != NULL);
+    ASSERT_TRUE(strstr(text, "\"key\":\"listen\",\"variable\":\"T_LISTEN\"") != NULL);
     ASSERT_TRUE(strstr(text, "hidden") == NULL);
     buf_fini(&b);
     opts_destroy(o);
