@@ -56,10 +56,13 @@ static const char *size_text(uint64_t bytes, char ret[32])
 
 static double found_with(const struct pol_doc_worker *s, uint64_t bytes)
 {
-    double found = 0;
-    for (size_t i = 0; i < s->n_points && s->point[i].bytes <= bytes; i++)
-        found = s->point[i].found;
-    return found;
+    size_t i = 0;
+    while (i < s->n_points && s->point[i].bytes <= bytes)
+        i++;
+    if (i == 0 || i == s->n_points) return i == 0 ? 0 : s->point[i - 1].found;
+    const double below = (double)s->point[i - 1].bytes, above = (double)s->point[i].bytes;
+    return s->point[i - 1].found +
+           (s->point[i].found - s->point[i - 1].found) * ((double)bytes - below) / (above - below);
 }
 
 /* The least size that has nine tenths of all that more room could find. */
@@ -186,8 +189,11 @@ static void tier_full(const struct pol_doc_tier *t, struct pol_doctor *d)
     if (!f) return;
     say(f->what, "%s is full: %llu records were put out for others, %llu refused.", t->name,
         (unsigned long long)t->evictions, (unsigned long long)t->refused_full);
-    say(f->fix, "redis-cli config set maxmemory %s (now %llu bytes), or another server beside it",
-        size_text(2 * t->capacity_bytes, size), (unsigned long long)t->capacity_bytes);
+    if (t->capacity_bytes > 0)
+        say(f->fix, "redis-cli config set maxmemory %llu (now %s), or another server beside it",
+            (unsigned long long)(2 * t->capacity_bytes), size_text(t->capacity_bytes, size));
+    else
+        say(f->fix, "another server beside it");
 }
 
 /* ---- prompts ---- */

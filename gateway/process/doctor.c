@@ -1,4 +1,4 @@
-/* What this gateway tells policy/doctor of itself, and what its workers found about themselves. */
+/* What policy/doctor is told of this gateway, and what its workers were told of themselves. */
 #include "policy/doctor.h"
 
 #include "base/clock.h"
@@ -46,7 +46,8 @@ static void take_keys(const struct gw_settings *settings, struct pol_doc_gateway
 static double skew_of(const struct gw_page *page)
 {
     struct json_val now;
-    if (json_find(page->body.data, page->body.len, "now", &now) != 1) return 0;
+    if (json_find(page->body.data, page->body.len, "now", &now) != 1 || now.type != JSON_T_NUMBER)
+        return 0;
     return strtod(now.p, NULL) - clock_wall_s();
 }
 

@@ -180,6 +180,11 @@ def test_top_on_a_terminal_and_elsewhere():
             t.until("\033[?1049l")
             assert t.proc.wait(60) == 0
             assert termios.tcgetattr(t.theirs) == t.before
+        with Terminal([KVBLENDCTL, "--admin", s.g.admin, "tiers", "--watch"]) as t:
+            t.until("nvme")
+            t.proc.terminate()
+            t.until("\033[?1049l")
+            assert t.proc.wait(60) == 0 and termios.tcgetattr(t.theirs) == t.before
         with Terminal([KVBLENDCTL, "--admin", s.g.admin, "status", "--watch"], NO_COLOR="1") as t:
             t.until("worker 0")
             t.press("\x03")

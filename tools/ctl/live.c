@@ -4,6 +4,7 @@
 #include "base/opt.h"
 
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -154,12 +155,19 @@ static void turn_round(struct screen *s)
         (void)snprintf(s->sort, sizeof s->sort, "-%.62s", was);
 }
 
+static volatile sig_atomic_t ended; /* by a signal: the terminal is given back first */
+
+static void end(int number)
+{
+    ended = number;
+}
+
 /* False: it is to end. */
 static bool take_key(struct screen *s, const struct ctl_command *c)
 {
     struct pollfd p = {.fd = STDIN_FILENO, .events = POLLIN};
     char key;
-    if (poll(&p, 1, INTERVAL_MS) <= 0) return true;
+    if (poll(&p, 1, INTERVAL_MS) <= 0) return !ended;
     if (read(STDIN_FILENO, &key, 1) <= 0 || key == 'q' || key == KEY_END || key == ESCAPE)
         return false;
     if (key == 's' && c->sorts) next_sort(s, c->sorts);
@@ -195,10 +203,12 @@ int ctl_watch(const struct ctl_args *a, const struct ctl_command *c,
     int rc;
     if (!isatty(STDIN_FILENO) || !isatty(STDOUT_FILENO) || !open_screen(&s)) return draw(a, c);
     (void)snprintf(s.sort, sizeof s.sort, "%s", a->sort ? a->sort : "");
+    (void)signal(SIGTERM, end);
+    (void)signal(SIGHUP, end);
     do {
         now.sort = *s.sort ? s.sort : NULL;
         rc = draw_screen(&now, c, draw);
-    } while (rc != CTL_USAGE && take_key(&s, c));
+    } while (rc != CTL_USAGE && !ended && take_key(&s, c));
     close_screen(&s);
     return rc == CTL_UNREACHABLE ? rc : CTL_OK;
 }

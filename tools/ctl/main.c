@@ -37,6 +37,10 @@ static const struct {
 };
 enum { N_OPTIONS = sizeof options / sizeof options[0] };
 
+#define EXIT_CODES                                                                                 \
+    "exit codes: 0 done, 1 not found or refused, 2 usage, 3 nobody answers; of doctor 0 nothing "  \
+    "to change, 1 something, 2 nobody answers"
+
 static void print_option(FILE *f, size_t k)
 {
     (void)fprintf(f, "  --%-9s %-7s %s\n", options[k].name,
@@ -64,7 +68,7 @@ static int usage(FILE *f, int status)
     (void)fputc('\n', f);
     for (size_t k = 0; k < N_OPTIONS; k++)
         print_option(f, k);
-    (void)fprintf(f, "\nkvblendctl COMMAND --help: that command's options alone\n");
+    (void)fprintf(f, "\nkvblendctl COMMAND --help: that command's options alone\n" EXIT_CODES "\n");
     return status;
 }
 
@@ -162,9 +166,10 @@ static int dump_options(void)
                                                   "operands", c->operands, "help", c->help,
                                                   "fields", c->sorts, "options", mine));
         }
-    json_t *o = json_pack("{s:s,s:s,s:o,s:o}", "program", "kvblendctl", "about",
-                          "Shows and steers what a running kvblend gateway and its workers do.",
-                          "options", all, "commands", commands);
+    json_t *o = json_pack(
+        "{s:s,s:s,s:o,s:o}", "program", "kvblendctl", "about",
+        "Shows and steers what a running kvblend gateway and its workers do.\n" EXIT_CODES,
+        "options", all, "commands", commands);
     const int rc = !o || json_dumpf(o, stdout, JSON_COMPACT) < 0 ? CTL_REFUSED : CTL_OK;
     (void)putchar('\n');
     json_decref(o);

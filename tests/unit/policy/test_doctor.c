@@ -100,6 +100,8 @@ TEST(ram_is_judged_by_the_curve)
     s.machine_bytes = 20 * GIB;
     ASSERT_STREQ(found(&s), "ram_small");
     ASSERT_SAYS(d.finding[0].fix, "--nvme PATH:16GiB");
+    s.ram_bytes = 15 * GIB; /* between two points: nearly as good as the next */
+    ASSERT_STREQ(found(&s), "");
     s.ram_bytes = GIB / 4; /* below the first point, and no whole GiB */
     ASSERT_STREQ(found(&s), "ram_small");
     ASSERT_SAYS(d.finding[0].what, "RAM of 256MiB finds 0 %");
@@ -123,7 +125,7 @@ TEST(the_tier_below_counts_as_room)
     ASSERT_STREQ(found(&s), "");
     s.tier[1].capacity_bytes = 12 * GIB;
     ASSERT_STREQ(found(&s), "tier_small");
-    ASSERT_SAYS(d.finding[0].fix, "maxmemory 17179869184");
+    ASSERT_SAYS(d.finding[0].fix, "maxmemory 34359738368");
 }
 
 TEST(loads_slower_than_computing)
@@ -183,11 +185,14 @@ TEST(a_redis_that_is_full)
     ASSERT_STREQ(found(&s), ""); /* as it should be, as long as nothing is put out */
     s.tier[0].evictions = 7;
     ASSERT_STREQ(found(&s), "redis_full");
-    ASSERT_SAYS(d.finding[0].fix, "maxmemory 128GiB");
+    ASSERT_SAYS(d.finding[0].fix, "maxmemory 137438953472 (now 64GiB)");
     s.tier[0].used_bytes = 0;
     ASSERT_STREQ(found(&s), "");
     s.tier[0].refused_full = 3;
     ASSERT_STREQ(found(&s), "redis_full");
+    s.tier[0].capacity_bytes = 0;
+    ASSERT_STREQ(found(&s), "redis_full");
+    ASSERT_STREQ(d.finding[0].fix, "another server beside it");
     s.tier[0].shared = false; /* NVMe evicts what is coldest: that is its work */
     ASSERT_STREQ(found(&s), "");
 }
