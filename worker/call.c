@@ -60,7 +60,7 @@ void wk_call_closed(struct wk_call *c, bool aborted)
     if (c->on_close) c->on_close(c->owner, aborted);
     wk_metrics_request(status ? status : 499);
     bool often = strcmp(c->route, "health") == 0 || strcmp(c->route, "metrics") == 0 ||
-                 strcmp(c->route, "residents") == 0;
+                 strcmp(c->route, "residents") == 0 || strcmp(c->route, "now") == 0;
     log_event(often ? LOG_DEBUG : LOG_INFO, "request",
               "id=%s method=%s route=%s status=%d stream=%d aborted=%d ms=%.1f ttft_ms=%.1f "
               "queue_ms=%.1f prompt=%llu completion=%llu chunks=%u prefix=%llu reused=%llu "

@@ -1,6 +1,7 @@
 /* Admin routes: what is loaded, what is stored, why a request is cut as it is. */
 #include "base/clock.h"
 #include "tiers/store_admin.h"
+#include "worker/admin/metrics.h"
 #include "worker/admin/routes.h"
 #include "worker/embed/embed.h"
 #include "worker/quality/guard.h"
@@ -178,143 +179,6 @@ void wk_admin_profile(struct worker *w, struct wk_call *c, const char *rest)
         wk_reply_buf(c, 200, &b);
 }
 
-/* ---- chunks ---- */
-struct listing {
-    struct worker *w;
-    struct buf *out;
-    size_t n, limit;
-    bool chunks_only, by_ns;
-    uint64_t ns_hash;
-};
-
-static void put_one(struct worker *w, struct buf *out, const struct store_info *i)
-{
-    char hex[33];
-    double now = clock_wall_s();
-    /* A record that is being built was neither made nor used yet. */
-    double age_s = i->created_s > 0 ? now - i->created_s : 0;
-    double idle_s = i->used_s > 0 ? now - i->used_s : 0;
-
-    tier_key_hex(&i->key, hex);
-    buf_addf(out,
-             "{\"id\":\"%s\",\"key\":\"%s\",\"kind\":\"%s\",\"tokens\":%u,\"bytes\":%llu,"
-             "\"hits\":%llu,\"tier\":\"%s\",\"tiers\":\"%s\",\"pinned\":%s,"
-             "\"building\":%s,\"contexts\":%u,\"context_tokens\":%u,\"sidecar\":%s,"
-             "\"age_s\":%.1f,\"idle_s\":%.1f,"
-             "\"expires_s\":%.1f,\"namespace_hash\":\"%016llx\",\"namespace\":",
-             hex, hex, i->kind == TIER_PREFIX ? "prefix" : "chunk", i->n_tokens,
-             (unsigned long long)i->size_bytes, (unsigned long long)i->hits, i->tier, i->tiers,
-             i->pinned ? "true" : "false", i->building ? "true" : "false", i->n_contexts,
-             i->context_tokens, i->side ? "true" : "false", age_s, idle_s,
-             i->expires_s > 0 ? i->expires_s - now : 0, (unsigned long long)i->ns_hash);
-    wk_namespaces_put(w->namespaces, i->ns_hash, out);
-    buf_addc(out, '}');
-}
-
-static int visit(void *ctx, const struct store_info *i)
-{
-    struct listing *l = ctx;
-
-    if (l->chunks_only && i->kind != TIER_CHUNK) return 0;
-    if (l->by_ns && i->ns_hash != l->ns_hash) return 0;
-    if (l->n >= l->limit) return 1;
-    if (l->n > 0) buf_addc(l->out, ',');
-    put_one(l->w, l->out, i);
-    if (buf_status(l->out) < 0) return -ENOMEM;
-    l->n++;
-    return 0;
-}
-
-/* False: it is none of this worker's, and the answer says so. */
-static bool query_tier(struct worker *w, struct wk_call *c, char *ret, size_t cap)
-{
-    if (!wk_call_query(c, "tier", ret, cap) || !*ret || wk_tier_index(w, ret) >= 0) return true;
-    wk_refuse(c, API_TIER_NOT_FOUND, "tier", "No tier '%s' here.", ret);
-    return false;
-}
-
-/* False: it cannot be one, and the answer says so. */
-static bool query_ns(struct wk_call *c, struct listing *l)
-{
-    char given[2048], ns[512]; /* what is cut here is too long there */
-
-    l->by_ns = wk_call_query(c, "namespace", given, sizeof given);
-    if (!l->by_ns) return true;
-    wk_percent_decode(given);
-    if (wk_ns_parse(given, ns, sizeof ns) == 0) {
-        l->ns_hash = record_ns_hash(ns);
-        wk_namespaces_note(l->w->namespaces, ns);
-        return true;
-    }
-    wk_refuse(c, API_STRING_TOO_LONG, "namespace", "The namespace is too long.");
-    return false;
-}
-
-void wk_admin_chunks(struct worker *w, struct wk_call *c, const char *rest)
-{
-    struct buf b = BUF_INIT;
-    struct listing l = {.w = w, .out = &b, .limit = 100000};
-    char kind[16], tier[16];
-
-    (void)wk_call_query(c, "kind", kind, sizeof kind);
-    if (!query_tier(w, c, tier, sizeof tier) || !query_ns(c, &l)) return;
-    l.chunks_only = strcmp(kind, "chunk") == 0;
-    buf_adds(&b, "{\"object\":\"list\",\"data\":[");
-    (void)store_visit(w->store, *tier ? tier : NULL, visit, &l); /* ends early where b has failed */
-    buf_addf(&b, "],\"count\":%zu}", l.n);
-    wk_reply_buf(c, 200, &b);
-}
-
-static void reply_chunk(struct worker *w, struct wk_call *c, const struct tier_key *k)
-{
-    struct buf b = BUF_INIT;
-    struct store_info i;
-
-    if (store_get_info(w->store, k, &i) != 1) {
-        wk_segment_absent(c, k);
-        return;
-    }
-    put_one(w, &b, &i);
-    wk_reply_buf(c, 200, &b);
-}
-
-void wk_admin_chunk_get(struct worker *w, struct wk_call *c, const char *id)
-{
-    struct tier_key k;
-
-    if (wk_segment_id(c, id, &k) == 0) reply_chunk(w, c, &k);
-}
-
-void wk_admin_chunk_drop(struct worker *w, struct wk_call *c, const char *id)
-{
-    char tier[16];
-
-    if (query_tier(w, c, tier, sizeof tier)) wk_segment_drop(w, c, id, *tier ? tier : NULL);
-}
-
-/* "ID/pin" or "ID/unpin" */
-void wk_admin_chunk_pin(struct worker *w, struct wk_call *c, const char *rest)
-{
-    const char *verb = strchr(rest, '/');
-    const bool pin = verb && strcmp(verb, "/pin") == 0;
-    struct tier_key k;
-    char hex[40];
-
-    (void)snprintf(hex, sizeof hex, "%.*s", verb ? (int)(verb - rest) : 39, rest);
-    if (wk_segment_id(c, hex, &k) < 0) return;
-    if (!pin && (!verb || strcmp(verb, "/unpin") != 0)) {
-        wk_refuse(c, API_METHOD_NOT_ALLOWED, "GET, DELETE, POST",
-                  "Use GET or DELETE on a record, POST on its /pin and /unpin.");
-        return;
-    }
-    int rc = store_set_pinned(w->store, &k, pin);
-    if (rc == -ENOSPC)
-        wk_refuse(c, API_PINS_FULL, "id",
-                  "As many bytes are pinned as may be; unpin others first.");
-    else
-        reply_chunk(w, c, &k);
-}
-
 /* ---- explain ---- */
 /* Where a chunk stands, without touching the order of eviction. Why an absent one is absent only
  * the look-up itself can tell, and that counts as a miss. */
@@ -414,21 +278,27 @@ int wk_admin_segment(struct wk_task *t)
 }
 
 /* ---- decisions: those of late, and one request's in full ---- */
-enum { LIST_MAX = 100 }; /* chosen: a page; the ring holds WK_DECISIONS_KEPT */
+enum {
+    LIST_MAX = 100, /* chosen: a page; the ring holds WK_DECISIONS_KEPT */
+    LATE_S = 3,     /* chosen: of /admin/now, which is asked for every second */
+};
 
 struct gather {
     json_t *out;
     const char *id; /* NULL: a line of each, newest first */
+    double since_s; /* wall clock; only what ended later */
 };
 
 static json_t *line_of(const struct ctl_decision *d)
 {
-    return json_pack(
-        "{s:s, s:s, s:f, s:s, s:s, s:f, s:i, s:i, s:s, s:f, s:f}", "id", d->id, "reply_id",
-        d->alias, "t", d->t, "by", d->by == CTL_BY_CONTROLLER ? "controller" : "rules", "strategy",
-        pol_strategy_name(d->out.strategy), "ratio", d->out.ratio, "chunks", (int)d->in.n_chunk,
-        "reused", (int)d->out.n_reused, "reason", d->out.reason, "predicted_ms",
-        d->out.predicted.ttft_s * 1e3, "prefill_ms", d->measured.prefill_s * 1e3);
+    return json_pack("{s:s, s:s, s:f, s:s, s:s, s:f, s:i, s:i, s:s, s:f, s:f, s:f, s:f, s:o}", "id",
+                     d->id, "reply_id", d->alias, "t", d->t, "by",
+                     d->by == CTL_BY_CONTROLLER ? "controller" : "rules", "strategy",
+                     pol_strategy_name(d->out.strategy), "ratio", d->out.ratio, "chunks",
+                     (int)d->in.n_chunk, "reused", (int)d->out.n_reused, "reason", d->out.reason,
+                     "predicted_ms", d->out.predicted.ttft_s * 1e3, "prefill_ms",
+                     d->measured.prefill_s * 1e3, "full_ms", d->out.full.ttft_s * 1e3, "ttft_ms",
+                     d->measured.ttft_s * 1e3, "tokens", ctl_tokens_json(d));
 }
 
 static int gather_one(void *ctx, const struct ctl_decision *d)
@@ -456,20 +326,57 @@ static void reply_decisions(struct wk_call *c, json_t *list)
     json_decref(o);
 }
 
-void wk_admin_decisions(struct worker *w, struct wk_call *c, const char *rest)
+static int gather_late(void *ctx, const struct ctl_decision *d)
 {
-    struct gather g = {.out = json_array()};
+    struct gather *g = ctx;
 
-    wk_decisions_visit(w, gather_one, &g);
-    reply_decisions(c, g.out);
+    if (d->t + d->measured.ttft_s < g->since_s) return 0; /* kept as they end, not as they began */
+    (void)json_array_append_new(g->out, line_of(d));
+    return json_array_size(g->out) >= LIST_MAX;
 }
 
-void wk_admin_decision(struct worker *w, struct wk_call *c, const char *id)
+/* ---- what goes on: asked for every second while somebody watches ---- */
+static void put_work(struct worker *w, struct buf *b)
 {
-    struct gather g = {.out = json_array(), .id = id};
+    struct gather g = {.out = json_array(), .since_s = clock_wall_s() - LATE_S};
+    struct fus_engine_stats e;
+    struct wk_build_stats builds;
+    struct wk_guard_view v;
+
+    fus_engine_get_stats(w->engine, &e);
+    wk_builds_get_stats(w, &builds);
+    wk_guard_get_view(w, &v);
+    buf_addf(b,
+             ",\"waiting\":%u,\"running\":%u,\"builds_pending\":%u,\"kv_tokens_free\":%u,"
+             "\"guard\":\"%s\",",
+             e.n_waiting, e.n_running, builds.n_pending, e.kv_tokens_free, wk_guard_state_name(&v));
+    wk_metrics_put(b);
+    buf_adds(b, ",\"tiers\":[");
+    wk_put_tiers(w, b);
+    buf_adds(b, "],\"decisions\":");
+    wk_decisions_visit(w, gather_late, &g);
+    if (ctl_json_put(g.out, 17, b) < 0) buf_adds(b, "[]");
+    json_decref(g.out);
+}
+
+void wk_admin_now(struct worker *w, struct wk_call *c, const char *rest)
+{
+    const int s = atomic_load(&w->state);
+    struct buf b = BUF_INIT;
+
+    buf_addf(&b, "{\"loop_lag_ms\":%.3f,\"requests\":%u", http_loop_lag_ms(w->loop),
+             w->requests.n_gens);
+    if ((s == WK_READY || s == WK_DRAINING) && w->engine) put_work(w, &b);
+    buf_addc(&b, '}');
+    wk_reply_buf(c, 200, &b);
+}
+
+void wk_admin_decisions(struct worker *w, struct wk_call *c, const char *id)
+{
+    struct gather g = {.out = json_array(), .id = *id ? id : NULL};
 
     wk_decisions_visit(w, gather_one, &g);
-    if (json_array_size(g.out) > 0) {
+    if (!g.id || json_array_size(g.out) > 0) {
         reply_decisions(c, g.out);
         return;
     }

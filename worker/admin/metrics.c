@@ -2,6 +2,7 @@
  * is a trace of what the pauses of running streams are made of. */
 #include "worker/admin/metrics.h"
 
+#include "base/buf.h"
 #include "base/log.h"
 #include "base/metric.h"
 #include "fusor/core/engine.h"
@@ -194,4 +195,42 @@ void wk_metrics_step(void *ctx, const struct fus_engine_unit *u)
     log_event(LOG_DEBUG, "step", "kind=%s rows=%zu first=%d ms=%.2f predicted_ms=%.2f left_ms=%.2f",
               step_names[kind], u->rows, u->first, (double)u->took_ns / 1e6, u->predicted_ns / 1e6,
               u->left_ns / 1e6);
+}
+
+/* ---- as JSON ---- */
+static void put_histogram(struct buf *out, const char *name, const struct metric *m)
+{
+    buf_addf(out, "\"%s\":{\"le\":[", name);
+    for (size_t i = 0; i < m->n_bounds; i++)
+        buf_addf(out, "%s%g", i ? "," : "", m->bounds[i]);
+    buf_adds(out, "],\"n\":[");
+    for (size_t i = 0; i <= m->n_bounds; i++)
+        buf_addf(out, "%s%llu", i ? "," : "", (unsigned long long)atomic_load(&m->bucket[i]));
+    buf_adds(out, "]}");
+}
+
+static void put_kinds(struct buf *out, const char *name, const char *const *kinds,
+                      const struct metric *m, size_t n)
+{
+    buf_addf(out, ",\"%s\":{", name);
+    for (size_t i = 0; i < n; i++)
+        buf_addf(out, "%s\"%s\":%.15g", i ? "," : "", kinds[i], atomic_load(&m[i].value));
+    buf_addc(out, '}');
+}
+
+void wk_metrics_put(struct buf *out)
+{
+    put_histogram(out, "ttft_s", &events[WK_TTFT]);
+    buf_addc(out, ',');
+    put_histogram(out, "inter_token_s", &events[WK_INTER_TOKEN]);
+    buf_addc(out, ',');
+    put_histogram(out, "queue_s", &events[WK_QUEUE]);
+    put_kinds(out, "tokens", token_kinds, tokens, TOKEN_KINDS);
+    put_kinds(out, "busy_s", works, busy, FUS_WORKS);
+    buf_addf(out, ",\"generated\":%.15g,\"decided\":{", atomic_load(&events[WK_GENERATED].value));
+    for (int s = POL_FULL; s < POL_STRATEGY_COUNT; s++)
+        buf_addf(out, "%s\"%s\":%.15g", s > POL_FULL ? "," : "",
+                 pol_strategy_name((enum pol_strategy)s),
+                 atomic_load(&decisions[s][0].value) + atomic_load(&decisions[s][1].value));
+    buf_addc(out, '}');
 }

@@ -37,5 +37,9 @@ void wk_metrics_report(const struct fus_report *r);
 void wk_metrics_decision(const struct ctl_decision *d);
 void wk_metrics_step(void *ctx, const struct fus_engine_unit *u); /* engine thread */
 int wk_metrics_render(struct worker *w, struct buf *out);
+/* What happened since the start, as members of a JSON object: `"ttft_s":{"le":[…],"n":[…]}`, n of
+ * each bucket alone, the last above all bounds; `inter_token_s` and `queue_s` likewise; `tokens`,
+ * `busy_s`, `decided` by kind; `generated`. */
+void wk_metrics_put(struct buf *out);
 
 #endif

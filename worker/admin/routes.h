@@ -16,16 +16,18 @@ struct wk_route {
 };
 
 /* admin.c */
+void wk_admin_now(struct worker *w, struct wk_call *c, const char *rest);
 void wk_admin_status(struct worker *w, struct wk_call *c, const char *rest);
 void wk_admin_quality(struct worker *w, struct wk_call *c, const char *rest);
 void wk_admin_profile(struct worker *w, struct wk_call *c, const char *rest);
+void wk_admin_decisions(struct worker *w, struct wk_call *c,
+                        const char *id); /* "": all, a line each */
+int wk_admin_segment(struct wk_task *t);
+/* chunks.c */
 void wk_admin_chunks(struct worker *w, struct wk_call *c, const char *rest);
 void wk_admin_chunk_get(struct worker *w, struct wk_call *c, const char *id);
 void wk_admin_chunk_drop(struct worker *w, struct wk_call *c, const char *id);
 void wk_admin_chunk_pin(struct worker *w, struct wk_call *c, const char *rest);
-void wk_admin_decisions(struct worker *w, struct wk_call *c, const char *rest);
-void wk_admin_decision(struct worker *w, struct wk_call *c, const char *id);
-int wk_admin_segment(struct wk_task *t);
 /* admin_mrc.c */
 void wk_admin_mrc(struct worker *w, struct wk_call *c, const char *rest);
 /* The next of the sizes that RAM comes in: 1, 1.5, 2, 3, 4, 6, … MiB. */

@@ -132,8 +132,11 @@ static void on_first(void *ctx, const struct fus_report *r, const struct fus_tim
     wk_load_first(g->t.w->fleet.load, &p->load,
                   ms->prefill - atomic_load(&g->t.w->reuse.ms_per_token) * r->n_computed,
                   slow ? 0 : r->n_prefix + r->n_reused + r->n_recomputed);
-    const struct wk_outcome run = {
-        .report = r, .prefill_ms = ms->prefill, .ttft_ms = p->ttft_ms, .slow = slow};
+    const struct wk_outcome run = {.report = r,
+                                   .prefill_ms = ms->prefill,
+                                   .ttft_ms = p->ttft_ms,
+                                   .queue_ms = ms->queue,
+                                   .slow = slow};
     wk_report(g->t.w, &p->p, &run);
 }
 

@@ -35,18 +35,12 @@ static const char *mode_name(const struct gen *g, enum pol_strategy s)
     return s <= POL_REUSE ? pol_strategy_name(s) : "blend";
 }
 
-static const char *source_name(const struct wk_cut *c)
-{
-    if (c->source == WK_PREFIX) return "prefix";
-    return c->source == WK_STORED && c->lookup.tier ? c->lookup.tier : "computed";
-}
-
 static void put_chunk(struct buf *out, const struct wk_cut *c, bool explain)
 {
     char hex[33];
 
     tier_key_hex(&c->key, hex);
-    buf_addf(out, "{\"id\":\"%s\",\"tokens\":%u,\"source\":\"%s\"", hex, c->n, source_name(c));
+    buf_addf(out, "{\"id\":\"%s\",\"tokens\":%u,\"source\":\"%s\"", hex, c->n, wk_source_name(c));
     if (c->missed) buf_addf(out, ",\"miss\":\"%s\"", store_miss_name(c->lookup.why));
     if (explain) {
         buf_addf(out,

@@ -299,8 +299,13 @@ void wk_decision_done(struct worker *w, struct ctl_decision *d, const struct wk_
     d->measured.prefill_s = r ? r->prefill_ms / 1e3 : -1;
     d->measured.compute_s = r ? r->report->compute_ms / 1e3 : -1;
     d->measured.ttft_s = r ? r->ttft_ms / 1e3 : -1;
+    d->measured.queue_s = r ? r->queue_ms / 1e3 : -1;
     d->measured.whole = r && r->report->n_failed_ranges == 0 && !d->loose;
     if (r) {
+        d->measured.n_prefix = r->report->n_prefix;
+        d->measured.n_reused = r->report->n_reused;
+        d->measured.n_recomputed = r->report->n_recomputed;
+        d->measured.n_computed = r->report->n_computed;
         pthread_mutex_lock(&k->m);
         if (k->prefill_ms <= 0) k->prefill_ms = r->prefill_ms;
         move(&k->prefill_ms, r->prefill_ms);

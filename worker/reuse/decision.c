@@ -15,9 +15,10 @@ struct ctl_decision *ctl_decision_create(size_t n_chunk)
     if (!d) return NULL;
     d->chunk = mem_zalloc((n_chunk + 1) * sizeof *d->chunk);
     d->reuse = mem_zalloc((n_chunk + 1) * sizeof *d->reuse);
+    d->end = mem_zalloc((n_chunk + 1) * sizeof *d->end);
     d->in.n_chunk = n_chunk;
     d->in.chunk = d->chunk;
-    if (d->chunk && d->reuse) return d;
+    if (d->chunk && d->reuse && d->end) return d;
     ctl_decision_free(d);
     return NULL;
 }
@@ -29,11 +30,14 @@ struct ctl_decision *ctl_decision_copy(const struct ctl_decision *d)
     if (!c) return NULL;
     struct pol_chunk_now *chunk = c->chunk;
     bool *reuse = c->reuse;
+    struct ctl_end *end = c->end;
     *c = *d;
     c->in.chunk = c->chunk = chunk;
     c->reuse = reuse;
+    c->end = end;
     memcpy(chunk, d->chunk, d->in.n_chunk * sizeof *chunk);
     memcpy(reuse, d->reuse, d->in.n_chunk * sizeof *reuse);
+    memcpy(end, d->end, d->in.n_chunk * sizeof *end);
     return c;
 }
 
@@ -42,6 +46,7 @@ void ctl_decision_free(struct ctl_decision *d)
     if (!d) return;
     mem_free(d->chunk);
     mem_free(d->reuse);
+    mem_free(d->end);
     mem_free(d);
 }
 
@@ -128,11 +133,35 @@ static json_t *out_json(const struct ctl_decision *d)
                      prediction_json(&d->out.predicted), "full", prediction_json(&d->out.full));
 }
 
+json_t *ctl_tokens_json(const struct ctl_decision *d)
+{
+    return json_pack("{s:I, s:I, s:I, s:I}", "prefix", (json_int_t)d->measured.n_prefix, "reused",
+                     (json_int_t)d->measured.n_reused, "recomputed",
+                     (json_int_t)d->measured.n_recomputed, "computed",
+                     (json_int_t)d->measured.n_computed);
+}
+
 static json_t *measured_json(const struct ctl_decision *d)
 {
-    return json_pack("{s:o*, s:o*, s:o*, s:b}", "prefill_s", json_real(d->measured.prefill_s),
-                     "compute_s", json_real(d->measured.compute_s), "ttft_s",
-                     json_real(d->measured.ttft_s), "whole", d->measured.whole);
+    return json_pack("{s:o*, s:o*, s:o*, s:o*, s:b, s:o}", "prefill_s",
+                     json_real(d->measured.prefill_s), "compute_s",
+                     json_real(d->measured.compute_s), "ttft_s", json_real(d->measured.ttft_s),
+                     "queue_s", json_real(d->measured.queue_s), "whole", d->measured.whole,
+                     "tokens", ctl_tokens_json(d));
+}
+
+static json_t *ends_json(const struct ctl_decision *d)
+{
+    json_t *a = json_array();
+
+    for (size_t i = 0; a && i < d->in.n_chunk; i++) {
+        const struct ctl_end *e = &d->end[i];
+        json_t *o = json_pack("{s:s, s:I, s:I, s:s, s:s, s:s*}", "id", e->id, "token_begin",
+                              (json_int_t)d->chunk[i].tok0, "tokens", (json_int_t)d->chunk[i].n,
+                              "source", e->source, "detector", e->detector, "miss", e->miss);
+        (void)json_array_append_new(a, o);
+    }
+    return a;
 }
 
 /* What a strategy would have cost at its floor, with all that is held reused. */
@@ -159,15 +188,15 @@ static json_t *alternatives_json(const struct ctl_decision *d)
     return a;
 }
 
-json_t *ctl_decision_json(const struct ctl_decision *d, bool alternatives)
+json_t *ctl_decision_json(const struct ctl_decision *d, bool more)
 {
-    return json_pack("{s:I, s:o*, s:o*, s:o*, s:I, s:i, s:s, s:s, s:s, s:o, s:o, s:o, s:o*}",
+    return json_pack("{s:I, s:o*, s:o*, s:o*, s:I, s:i, s:s, s:s, s:s, s:o, s:o, s:o, s:o*, s:o*}",
                      "prompt", (json_int_t)d->prompt, "t", json_real(d->t), "before_s",
                      json_real(d->before_s), "decide_s", json_real(d->decide_s), "n_running",
                      (json_int_t)d->n_running, "v", FORMAT_VERSION, "id", d->id, "reply_id",
                      d->alias, "by", d->by == CTL_BY_CONTROLLER ? "controller" : "rules", "in",
                      in_json(d), "out", out_json(d), "measured", measured_json(d), "alternatives",
-                     alternatives ? alternatives_json(d) : NULL);
+                     more ? alternatives_json(d) : NULL, "chunks", more ? ends_json(d) : NULL);
 }
 
 static int append_json(const char *text, size_t len, void *ctx)

@@ -11,10 +11,16 @@
 
 #include <jansson.h>
 
-enum { CTL_ID_BYTES = 129, CTL_TIER_NAME_BYTES = 16 };
+enum { CTL_ID_BYTES = 129, CTL_TIER_NAME_BYTES = 16, CTL_DETECTOR_BYTES = 24 };
 enum ctl_by {               /* who decided */
               CTL_BY_RULES, /* asked for, nothing held, or the controller is off */
               CTL_BY_CONTROLLER,
+};
+struct ctl_end {                       /* what became of a chunk */
+    char id[33];                       /* "": it is not known yet */
+    char source[CTL_TIER_NAME_BYTES];  /* a tier's name, "prefix" or "computed" */
+    char detector[CTL_DETECTOR_BYTES]; /* that found it in the text */
+    const char *miss; /* why it was not found, a static text; NULL: it was not missed */
 };
 struct ctl_decision {
     char id[CTL_ID_BYTES]; /* of the request: x-request-id */
@@ -30,9 +36,11 @@ struct ctl_decision {
     struct pol_chunk_now *chunk; /* [in.n_chunk] */
     char tier_name[POL_TIERS_MAX][CTL_TIER_NAME_BYTES];
     struct pol_control out;
-    bool *reuse; /* [in.n_chunk] */
-    struct {     /* 0 until the first token is out; <0 it never came */
-        double prefill_s, compute_s, ttft_s;
+    bool *reuse;         /* [in.n_chunk] */
+    struct ctl_end *end; /* [in.n_chunk] */
+    struct {             /* 0 until the first token is out; <0 it never came */
+        double prefill_s, compute_s, ttft_s, queue_s;
+        uint32_t n_prefix, n_reused, n_recomputed, n_computed; /* tokens */
         bool whole; /* nothing failed on the way: prediction and measurement are of the same work */
     } measured;
 };
@@ -41,8 +49,9 @@ struct ctl_decision *ctl_decision_create(size_t n_chunk);
 struct ctl_decision *ctl_decision_copy(const struct ctl_decision *d);
 void ctl_decision_free(struct ctl_decision *d);
 
-/* NULL out of memory. alternatives: with what each strategy would have cost. */
-json_t *ctl_decision_json(const struct ctl_decision *d, bool alternatives);
+/* NULL out of memory. more: with what each strategy would have cost, and what became of chunks. */
+json_t *ctl_decision_json(const struct ctl_decision *d, bool more);
+json_t *ctl_tokens_json(const struct ctl_decision *d); /* by how their KV came about */
 /* The JSON as text on one line; 17 digits are all of a number. */
 int ctl_json_put(const json_t *o, int digits, struct buf *out);
 

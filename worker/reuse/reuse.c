@@ -22,6 +22,7 @@
 #include "worker/reuse/recuts.h"
 #include "worker/worker.h"
 
+#include <stdio.h>
 #include <string.h>
 
 enum {
@@ -427,8 +428,27 @@ bool wk_settle_sources(struct wk_prompt *p)
     return slow;
 }
 
+const char *wk_source_name(const struct wk_cut *c)
+{
+    if (c->source == WK_PREFIX) return "prefix";
+    return c->source == WK_STORED && c->lookup.tier ? c->lookup.tier : "computed";
+}
+
+static void put_ends(const struct wk_prompt *p, struct ctl_decision *d)
+{
+    for (size_t i = 0; i < p->n_cut && i < d->in.n_chunk; i++) {
+        const struct wk_cut *c = &p->cut[i];
+        struct ctl_end *e = &d->end[i];
+        tier_key_hex(&c->key, e->id);
+        (void)snprintf(e->source, sizeof e->source, "%s", wk_source_name(c));
+        (void)snprintf(e->detector, sizeof e->detector, "%s", c->detector ? c->detector : "");
+        e->miss = c->missed ? store_miss_name(c->lookup.why) : NULL;
+    }
+}
+
 void wk_report(struct worker *w, struct wk_prompt *p, const struct wk_outcome *r)
 {
+    if (p->decision) put_ends(p, p->decision);
     wk_decision_done(w, p->decision, r);
     if (r && !r->slow && r->report->n_failed_ranges == 0)
         wk_measured(w, r->prefill_ms, r->report->cost * p->n_tok);

@@ -30,11 +30,12 @@ int wk_plan(struct worker *w, struct wk_prompt *p, const struct api_settings *m,
 bool wk_at_built(const struct worker *w, const struct wk_prompt *p, const struct wk_cut *c);
 /* A chunk whose KV could not be read was computed after all. True: a slower tier was waited for. */
 bool wk_settle_sources(struct wk_prompt *p);
+const char *wk_source_name(const struct wk_cut *c); /* a tier's, "prefix" or "computed" */
 /* The first token is out, or will never be (r NULL): the decision gets the measured part and is
  * kept, prices follow. */
 struct wk_outcome {
     const struct fus_report *report;
-    double prefill_ms, ttft_ms;
+    double prefill_ms, ttft_ms, queue_ms;
     bool slow; /* wk_settle_sources() */
 };
 void wk_report(struct worker *w, struct wk_prompt *p, const struct wk_outcome *r);
