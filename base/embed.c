@@ -16,7 +16,7 @@ static int embed_file(FILE *out, const char *path)
     for (int c; (c = getc(in)) != EOF;) {
         if (c == '\n')
             fputs("\\n\"\n     \"", out);
-        else if (c == '"' || c == '\\')
+        else if (c == '"' || c == '\\' || c == '?') /* "??=" would be a trigraph */
             fprintf(out, "\\%c", c);
         else if (c >= 32 && c < 127)
             putc(c, out);

@@ -97,12 +97,12 @@ python_venv() {
 }
 
 # Others with what users point at kvblend, a list of exact versions each in tests/e2e: clients (openai, langchain,
-# llama-index, LiteLLM, which want an older openai), frameworks. Printed even where it could not be filled: the test
+# llama-index, LiteLLM, which want an older openai), frameworks, ui (what drives a browser). Printed even where it could not be filled: the test
 # skips then.
 packages_venv() {
     local venv=$cache/$1-venv list=$root/tests/e2e/$1.txt
     if ! cmp -s "$list" "$venv/installed"; then
-        say "installing the $1 of the end-to-end tests (about 600 MB)"
+        say "installing the $1 of the end-to-end tests (up to 600 MB)"
         /usr/bin/python3 -m venv "$venv" >&2
         if "$venv/bin/pip" install -q --disable-pip-version-check -r "$list" >&2; then
             cp "$list" "$venv/installed"

@@ -51,11 +51,11 @@ BANNED = {
 RAW_ALLOC = re.compile(r"(?<![\w.>])(malloc|calloc|realloc|strdup|strndup|free)\s*\(")
 EVENT_FOLDERS = ("base/net", "gateway", "worker", "tools")
 # Modules that only a running process can show (tests/e2e drives them), or a neighbour's tests do.
-END_TO_END = {"base/hub/fetch.c", "base/hub/pull.c", "gateway/process/pull.c", "gateway/front/admission.c", "gateway/front/front.c", "gateway/front/reply.c",
+END_TO_END = {"base/hub/fetch.c", "base/hub/pull.c", "gateway/process/pull.c", "gateway/front/admission.c", "gateway/front/front.c", "gateway/front/reply.c", "gateway/front/ui.c",
               "gateway/request/read.c", "gateway/request/request.c",
               "gateway/process/admin.c", "gateway/process/gather.c", "gateway/process/memory.c",
               "gateway/request/answer.c", "gateway/request/relay.c", "gateway/request/send.c", "gateway/process/own.c",
-              "gateway/process/run.c", "gateway/process/stats.c",
+              "gateway/process/run.c", "gateway/process/stats.c", "gateway/process/watch.c",
               "worker/worker.c", "worker/request/gen.c", "tools/bench/contexts.c", "tools/bench/dataset.c", "tools/bench/served.c",
               "fusor/text/unicode.c"}
 MADE = {"hostcuda.h", "version.h"}  # by the emulation's own folder; by the build

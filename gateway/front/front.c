@@ -10,9 +10,11 @@
 #include "gateway/front/cors.h"
 #include "gateway/front/keys.h"
 #include "gateway/front/reply.h"
+#include "gateway/front/ui.h"
 #include "gateway/process/config.h"
 #include "gateway/process/gather.h"
 #include "gateway/process/server.h"
+#include "gateway/process/watch.h"
 #include "gateway/request/merge.h"
 #include "gateway/request/relay.h"
 #include "gateway/request/request.h"
@@ -264,21 +266,31 @@ static bool key_ok(struct gw_req *q)
     return q->key != NULL;
 }
 
-/* Where more than a file's mode must keep strangers out. A page in an operator's browser must not
- * reach through it, so it may have no key of its own and neither name nor origin are borrowed. */
-static bool admin_ok(struct gw_req *q)
+/* A page in an operator's browser must not reach through it: neither name nor origin are borrowed.
+ * A unix socket is asked by no browser, unless something leads to it, such as ssh -L; tools name
+ * there what host they like. */
+static bool origin_ok(struct gw_req *q, bool private)
 {
     const struct http_head *h = &q->http->msg.head;
     const struct gw_config *c = gw_config_of(q);
+    const char *host = http_header_find(h, "host"), *origin = http_header_find(h, "origin"),
+               *site = http_header_find(h, "sec-fetch-site");
+    if (private && !origin && !site) return true;
+    if (gw_cors_host_is_ours(host, c->admin_hosts.v, c->admin_hosts.n) &&
+        (!origin || gw_cors_is_own(origin, host)) &&
+        (!site || strcmp(site, "same-origin") == 0 || strcmp(site, "none") == 0))
+        return true;
+    gw_answer_error(q, GW_E_FOREIGN, NULL,
+                    "The admin API takes no request of another origin, nor by a name that "
+                    "admin.hosts does not have.");
+    return false;
+}
+
+/* Where more than a file's mode must keep strangers out. */
+static bool admin_key_ok(struct gw_req *q)
+{
+    const struct http_head *h = &q->http->msg.head;
     struct gw_keys *keys = q->settings->admin_keys;
-    const char *host = http_header_find(h, "host"), *origin = http_header_find(h, "origin");
-    if (!gw_cors_host_is_ours(host, c->admin_hosts.v, c->admin_hosts.n) ||
-        (origin && !gw_cors_is_own(origin, host))) {
-        gw_answer_error(q, GW_E_FOREIGN, NULL,
-                        "The admin API takes no request of another origin, nor by a name that "
-                        "admin.hosts does not have.");
-        return false;
-    }
     if (gw_keys_count(keys) > 0 &&
         gw_keys_find(keys, http_header_find(h, "authorization"), http_header_find(h, "x-api-key")))
         return true;
@@ -336,7 +348,8 @@ static void judge_head(struct gw_req *q, const struct gw_route *route, enum aske
         return;
     }
     bool open = (route->props & GW_R_OPEN) && !(key == ADMIN_KEY && (route->props & GW_R_METRICS));
-    if (key == ADMIN_KEY && !open && !admin_ok(q)) return;
+    if (key != CLIENT_KEY && !open && !origin_ok(q, key == NO_KEY)) return;
+    if (key == ADMIN_KEY && !open && !admin_key_ok(q)) return;
     if (key == CLIENT_KEY && !open && !key_ok(q)) {
         gw_answer_error(q, GW_E_INVALID_KEY, NULL,
                         "Incorrect API key provided. Send it as \"Authorization: Bearer KEY\".");
@@ -406,9 +419,11 @@ static void judge_request(struct gw_loop *loop, struct http_req *r, bool admin_s
     bool admin = open && strncmp(path, "/admin/", 7) == 0;
     /* Of a unix socket the file's mode is the key. */
     bool private = admin_server && strcmp(r->peer, "unix") == 0;
-    judge_head(q,
-               admin ? find_route(gw_admin_routes, gw_admin_n_routes, path, &q->rest)
-                     : find_public(q, path),
+    const struct gw_route *route =
+        admin ? find_route(gw_admin_routes, gw_admin_n_routes, path, &q->rest)
+        : admin_server || gw_config_of(q)->ui_public ? gw_ui_route(path)
+                                                     : NULL;
+    judge_head(q, route || admin ? route : find_public(q, path),
                private                 ? NO_KEY
                : admin || admin_server ? ADMIN_KEY
                                        : CLIENT_KEY);
@@ -456,7 +471,8 @@ static void on_close(void *ctx, struct http_req *r, bool aborted)
     log_access(q, aborted);
     *(q->prev ? &q->prev->next : &loop->reqs) = q->next;
     if (q->next) q->next->prev = q->prev;
-    if (q->gather) gw_gather_cancel(q->gather);
+    if (q->asking.gather) gw_gather_cancel(q->asking.gather);
+    gw_watch_close(q);
     gw_relay_close(q);
     gw_read_forget(q);
     gw_settings_unref(q->settings);

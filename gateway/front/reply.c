@@ -17,6 +17,8 @@ int gw_answer_headers(const struct gw_req *q, struct buf *out)
     int r = buf_reserve(out, 256);
     if (r == 0) r = http_header_add(out, "x-request-id", q->id);
     if (r == 0 && q->limit.shown) r = gw_limit_headers(&q->limit.view, out);
+    if (r == 0 && q->route && (q->route->props & GW_R_ADMIN))
+        r = buf_adds(out, "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n");
     return r < 0 ? r : gw_cors_headers(&gw_config_of(q)->cors_origins, &q->http->msg.head, out);
 }
 
@@ -37,13 +39,20 @@ void gw_answer_no_memory(struct gw_req *q)
     gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
 }
 
-void gw_answer_text(struct gw_req *q, int status, const char *type, struct buf *body)
+void gw_answer_with(struct gw_req *q, int status, const char *type, struct buf *headers,
+                    struct buf *body)
 {
-    if (buf_status(body) == 0)
-        reply(q, status, type, NULL, body);
+    if (buf_status(headers) == 0 && buf_status(body) == 0)
+        reply(q, status, type, headers, body);
     else
         gw_answer_no_memory(q);
+    buf_fini(headers);
     buf_fini(body);
+}
+
+void gw_answer_text(struct gw_req *q, int status, const char *type, struct buf *body)
+{
+    gw_answer_with(q, status, type, &(struct buf)BUF_INIT, body);
 }
 
 void gw_answer_json(struct gw_req *q, int status, struct buf *body)

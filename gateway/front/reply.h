@@ -26,6 +26,8 @@ void gw_answer_no_memory(struct gw_req *q);
 /* Take the body, which may have failed while it was written: 500 then. */
 void gw_answer_json(struct gw_req *q, int status, struct buf *body);
 void gw_answer_text(struct gw_req *q, int status, const char *type, struct buf *body);
+void gw_answer_with(struct gw_req *q, int status, const char *type, struct buf *headers,
+                    struct buf *body); /* with more header lines, which it takes, too */
 /* Ends a stream that has begun: an error frame where its readers know such frames, else a cut. */
 void gw_answer_break(struct gw_req *q, enum gw_error e, const char *message);
 

@@ -9,9 +9,12 @@
 #include "gateway/process/config.h"
 #include "gateway/process/gather.h"
 #include "gateway/process/own.h"
+#include "gateway/process/recent.h"
 #include "gateway/process/server.h"
+#include "gateway/process/watch.h"
 #include "gateway/request/request.h"
 
+#include <jansson.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -142,6 +145,16 @@ static void put_request(const struct gw_req *q, struct buf *b)
                    q->scan.n_segments, q->n_retries);
 }
 
+/* Those that have ended, as the access log has them. */
+static void admin_recent(struct gw_req *q)
+{
+    struct buf b = BUF_INIT;
+    (void)buf_adds(&b, "{\"requests\":[");
+    (void)gw_recent_list(gw_stats_recent(q->loop->server->stats), 0, GW_RECENT_LINES, &b);
+    (void)buf_adds(&b, "]}");
+    gw_answer_json(q, 200, &b);
+}
+
 /* Only the worker that served a request knows how it was decided. */
 static void decisions_gathered(struct gw_req *q, const struct gw_page *pages, size_t n)
 {
@@ -157,6 +170,52 @@ static void decisions_gathered(struct gw_req *q, const struct gw_page *pages, si
     }
     (void)buf_add_buf(&b, &best->body);
     gw_answer_json(q, best->status, &b);
+}
+
+static double time_of(const json_t *line)
+{
+    return json_real_value(json_object_get(line, "t"));
+}
+
+/* Takes the list, whose lines are the newest first, as those of `all` are. */
+static void merge_lines(json_t *all, json_t *list)
+{
+    size_t at = 0, i;
+    json_t *line;
+    json_array_foreach(list, i, line)
+    {
+        while (at < json_array_size(all) && time_of(json_array_get(all, at)) >= time_of(line))
+            at++;
+        (void)json_array_insert(all, at++, line);
+    }
+    json_decref(list);
+}
+
+static int append_dumped(const char *text, size_t len, void *ctx)
+{
+    return buf_add(ctx, text, len);
+}
+
+static void decision_lists_gathered(struct gw_req *q, const struct gw_page *pages, size_t n)
+{
+    json_t *all = json_array();
+    struct buf b = BUF_INIT;
+    for (size_t i = 0; i < n; i++) {
+        const struct buf *page = &pages[i].body;
+        json_t *root = pages[i].status == 200 ? json_loadb(page->data, page->len, 0, NULL) : NULL;
+        merge_lines(all, json_incref(json_object_get(root, "data")));
+        json_decref(root);
+    }
+    (void)buf_adds(&b, "{\"object\":\"list\",\"data\":");
+    int r = json_dump_callback(all, append_dumped, &b, JSON_COMPACT | JSON_REAL_PRECISION(17));
+    json_decref(all);
+    (void)buf_addc(&b, '}');
+    if (r == 0) {
+        gw_answer_json(q, 200, &b);
+    } else {
+        buf_fini(&b);
+        gw_answer_no_memory(q);
+    }
 }
 
 static void list_requests(struct gw_loop *loop, struct gw_loop_call *e)
@@ -336,9 +395,12 @@ const struct gw_route gw_admin_routes[] = {
     {"/admin/doctor", "GET", NULL, gw_gather, GW_R_ADMIN, gw_doctor_gathered},
     {"/admin/requests", "GET", NULL, admin_requests, GW_R_ADMIN},
     {"/admin/history", "GET", NULL, admin_history, GW_R_ADMIN},
+    {"/admin/requests/recent", "GET", NULL, admin_recent, GW_R_ADMIN},
+    {"/admin/watch", "GET", "/admin/now", gw_gather, GW_R_ADMIN, gw_watch_gathered},
     {"/admin/keys", "GET", NULL, admin_keys, GW_R_ADMIN},
     {"/admin/targets", "GET", NULL, admin_targets, GW_R_ADMIN},
     {"/admin/targets/", "POST", NULL, admin_target_order, GW_R_ADMIN | GW_R_REST},
+    {"/admin/decisions", "GET", NULL, gw_gather, GW_R_ADMIN, decision_lists_gathered},
     {"/admin/decisions/", "GET", NULL, gw_gather, GW_R_ADMIN | GW_R_REST, decisions_gathered},
     {"/admin/reload", "POST", NULL, admin_reload, GW_R_ADMIN},
     {"/admin/boundaries", "POST", NULL, admin_boundaries, GW_R_ADMIN},

@@ -90,6 +90,9 @@ static void check_listen(const struct gw_config *c, struct buf *out)
     if (c->admin_keys.n == 0 && (tcp || c->admin_public))
         (void)buf_addf(out, "%s needs admin.keys: whoever reaches it could else do anything\n",
                        tcp ? "admin.listen: HOST:PORT" : "admin.public");
+    if (c->ui_public && !c->admin_public)
+        (void)buf_adds(out,
+                       "ui.public needs admin.public: what the page shows comes from /admin\n");
 }
 
 static void check_registry(const struct gw_config *c, struct buf *out)

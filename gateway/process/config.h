@@ -139,12 +139,13 @@ typedef uint32_t gw_conf_MS;
       "serve /admin on the public address, too; needs admin.keys")                                 \
     X(BOOL, metrics_public, "metrics-public", "metrics.public", "false", 0, 0, OPT_LIVE,           \
       "serve /metrics on the public address, too: it tells of all keys, models and backends")      \
+    X(BOOL, ui_public, "ui-public", "ui.public", "false", 0, 0, 0,                                 \
+      "serve /ui, the operator's page, on the public address, too; needs admin.public")            \
     X(LIST, admin_keys, "admin-key", "admin.keys", NULL, 0, 0, OPT_LIVE | OPT_SECRET,              \
       "key of the admin API where it is on TCP or public, plain or sha256:SALT:HEX",               \
       .head = "key|hash", .repeatable = true)                                                      \
     X(LIST, admin_hosts, "admin-host", "admin.hosts", NULL, 0, 0, OPT_LIVE,                        \
-      "name that the admin API goes by there, beside IP addresses and localhost",                  \
-      .repeatable = true)                                                                          \
+      "name that it goes by there, beside IP addresses and localhost", .repeatable = true)         \
     X(STR, segment_memory, "segment-memory", "segment.memory", NULL, 0, 0, 0,                      \
       "file that carries learned chunk boundaries over a restart, or off (default: "               \
       "segment.memory in $CACHE_DIRECTORY, else in the run folder)")                               \

@@ -37,7 +37,7 @@ void gw_gather_cancel(struct gw_gather *g)
 static void gather_finish(void *arg) /* also when the time is over */
 {
     struct gw_gather *g = arg;
-    g->q->gather = NULL;
+    g->q->asking.gather = NULL;
     g->q->route->gathered(g->q, g->page, g->n);
     gw_gather_cancel(g);
 }
@@ -101,7 +101,8 @@ void gw_gather(struct gw_req *q)
     const struct gw_route *route = q->route;
     const unsigned timeout_ms = route->props & GW_R_METRICS ? METRICS_MS : OTHERS_MS;
     struct buf path = BUF_INIT;
-    if (!g || buf_addf(&path, "%s%s", route->path, route->props & GW_R_REST ? q->rest : "") < 0) {
+    if (!g || buf_addf(&path, "%s%s", route->target ? route->target : route->path,
+                       route->props & GW_R_REST ? q->rest : "") < 0) {
         gw_gather_cancel(g);
         gw_answer_no_memory(q);
         return;
@@ -117,5 +118,5 @@ void gw_gather(struct gw_req *q)
     }
     buf_fini(&path);
     http_timer_set(&g->timer, g->n_open ? timeout_ms : 0);
-    q->gather = g;
+    q->asking.gather = g;
 }

@@ -256,7 +256,7 @@ static void call_home(void *arg)
 {
     struct gw_loop_call *e = arg;
     if (e->q) {
-        e->q->loop_call = NULL;
+        e->q->asking.loop_call = NULL;
         e->done(e->q, e);
     }
     buf_fini(&e->out);
@@ -291,6 +291,6 @@ void gw_loop_call_start(struct gw_req *q, unsigned n_loops,
     }
     *e = (struct gw_loop_call){
         .q = q, .home = q->loop, .end = n_loops, .visit = visit, .done = done};
-    q->loop_call = e;
+    q->asking.loop_call = e;
     call_next(e);
 }

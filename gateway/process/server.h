@@ -47,6 +47,7 @@ struct gw_server { /* what all loops share */
     struct gw_shed shed;
     atomic_uint n_reqs;   /* of all loops: they hold the process open while draining */
     atomic_uint n_closed; /* loops that have stopped accepting */
+    atomic_uint n_watchers; /* of /admin/watch */
     atomic_bool draining;
     /* constant once the loops run */
     struct gw_loop *loops;

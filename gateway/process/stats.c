@@ -6,6 +6,7 @@
 #include "base/mem.h"
 #include "base/metric.h"
 #include "gateway/front/keys.h"
+#include "gateway/process/recent.h"
 #include "gateway/process/slow.h"
 #include "gateway/request/request.h"
 #include "policy/route.h"
@@ -161,6 +162,7 @@ struct gw_stats {
     struct gw_slow *slow;
     const char *path; /* the configuration's; NULL: no file */
     int fd;           /* -1: off; the writer's own once it runs */
+    struct gw_recent *recent;
 };
 struct log_line {
     struct gw_stats *stats;
@@ -190,11 +192,10 @@ int gw_stats_create(const char *access_log, struct gw_stats **ret)
         if (s->fd < 0) r = s->fd;
     }
     s->on = s->fd >= 0;
+    if (r == 0) r = gw_recent_create(&s->recent);
     if (r == 0 && s->on) r = jobs_create(&(struct jobs_opts){1, 4096, NULL}, &s->writer);
     if (r < 0) {
-        if (s->fd > STDERR_FILENO) (void)close(s->fd);
-        gw_slow_destroy(s->slow);
-        mem_free(s);
+        gw_stats_destroy(s);
         return r;
     }
     *ret = s;
@@ -206,8 +207,14 @@ void gw_stats_destroy(struct gw_stats *s)
     if (!s) return;
     jobs_destroy(s->writer);
     gw_slow_destroy(s->slow);
+    gw_recent_destroy(s->recent);
     if (s->fd > STDERR_FILENO) (void)close(s->fd);
     mem_free(s);
+}
+
+struct gw_recent *gw_stats_recent(const struct gw_stats *s)
+{
+    return s->recent;
 }
 
 static void write_line(void *arg)
@@ -313,12 +320,15 @@ void gw_stats_request(struct gw_stats *s, const struct gw_req *q, bool aborted)
     const double took_ms = q->http ? (double)(now_ns - q->http->start_ns) / 1e6 : 0;
     const bool slow =
         q->target_name && q->route->props & GW_R_ADMIT && gw_slow_wants(s->slow, took_ms, now_ns);
-    if (!s->on && !slow) return;
+    const bool client = q->http && q->route && !(q->route->props & GW_R_ADMIN);
+    if (!s->on && !slow && !client) return;
     struct buf b = BUF_INIT;
     struct log_line *l = NULL;
     render(&b, q, status, aborted ? GW_END_CLIENT_ABORT : q->end);
-    if (slow && buf_status(&b) == 0) gw_slow_note(s->slow, took_ms, now_ns, b.data, b.len);
-    if (s->on && buf_status(&b) == 0) l = mem_alloc(sizeof *l + b.len);
+    const bool whole = buf_status(&b) == 0;
+    if (slow && whole) gw_slow_note(s->slow, took_ms, now_ns, b.data, b.len);
+    if (client && whole) gw_recent_put(s->recent, b.data, b.len - 1); /* without its end of line */
+    if (s->on && whole) l = mem_alloc(sizeof *l + b.len);
     if (l) {
         l->stats = s;
         l->new_fd = -1;

@@ -43,6 +43,8 @@ int gw_stats_reopen(struct gw_stats *s);
 void gw_stats_destroy(struct gw_stats *s);
 /* It ends. aborted: the client left. */
 void gw_stats_request(struct gw_stats *s, const struct gw_req *q, bool aborted);
+struct gw_recent;
+struct gw_recent *gw_stats_recent(const struct gw_stats *s); /* of clients' requests; borrow */
 
 #define GW_METRIC_TABLE(X)                                                                         \
     X(ACTIVE, GAUGE, "kvblend_requests_active", "Requests being served.")                          \

@@ -233,7 +233,7 @@ void gw_relay_close(struct gw_req *q)
 {
     if (q->stage == GW_PARKED) unpark(q);
     gw_send_cancel(q);
-    if (q->loop_call) q->loop_call->q = NULL;
+    if (q->asking.loop_call) q->asking.loop_call->q = NULL;
     if (q->active) gw_stats_add(GW_M_ACTIVE, -1);
     buf_fini(&q->ans.headers);
     buf_fini(&q->ans.body);

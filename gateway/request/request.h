@@ -35,7 +35,14 @@ const char *gw_stage_name(enum gw_stage s);
 
 struct gw_asked;
 struct gw_gather;
+struct gw_loop_call;
 struct gw_scan_job;
+struct gw_watch;
+struct gw_asking { /* of others, for the admin API */
+    struct gw_gather *gather;       /* pages of all workers */
+    struct gw_loop_call *loop_call; /* of other loops */
+    struct gw_watch *watch;         /* every second anew */
+};
 struct gw_park { /* while it waits for room at a target */
     struct gw_req *prev, *next;
     struct http_timer timer;
@@ -66,8 +73,7 @@ struct gw_req {
     struct gw_sending send;
     struct gw_answering ans;
     struct gw_fallback fallback;
-    struct gw_gather *gather;       /* pages asked of all workers */
-    struct gw_loop_call *loop_call; /* asked of other loops */
+    struct gw_asking asking;
     struct gw_trace trace;
     struct gw_usage usage;
     bool active;

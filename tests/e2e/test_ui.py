@@ -1,0 +1,184 @@
+#!/usr/bin/env python3
+"""The operator's page without a browser: where it is served, what its headers forbid, who may watch and act, what
+the routes that it reads answer. ui_browser.py (tools/test --ui) drives it in Chromium."""
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+
+from harness import (DEADLINE_S, KVBLEND, ROOT, WORKER, ask_on, clean_env, free_port, gateway, main, need, parse_events,
+                     proxy, until)
+from upstream import Upstream
+
+need(KVBLEND, WORKER)
+KEY = {"Authorization": "Bearer sesame"}
+ANY = "models=* health=off"
+TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+FORBIDDEN = ["default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'", "img-src 'self' data:",
+             "frame-ancestors 'none'", "base-uri 'none'", "form-action 'none'"]
+
+
+def asks(port):
+    def ask(method, path, headers=None, body=None):
+        s = socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S)
+        return ask_on(s, method, path, body, headers or {})
+    return ask
+
+
+class Watch:
+    """GET /admin/watch over an open connection; event() waits for the next one."""
+
+    def __init__(self, port, headers=KEY):
+        self.c = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)
+        self.c.request("GET", "/admin/watch", headers=headers)
+        self.r = self.c.getresponse()
+
+    def event(self):
+        text = b""
+        while not text.endswith(b"\n\n"):
+            line = self.r.readline()
+            if not line:
+                return None
+            text += line
+        return json.loads(parse_events(text)[0])
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.c.close()
+
+
+def page_files():
+    return sorted(f for f in os.listdir(os.path.join(ROOT, "ui")) if os.path.splitext(f)[1] in TYPES)
+
+
+def test_files_are_served_without_a_key_and_hold_nothing_foreign():
+    port = free_port()
+    with Upstream() as up, proxy([up.entry(ANY)], "--admin", f"127.0.0.1:{port}", "--admin-key", "sesame") as g:
+        ask = asks(port)
+        for path in ["/ui", "/ui/"] + ["/ui/" + f for f in page_files()]:
+            r = ask("GET", path)
+            name = path[4:] or "index.html"
+            assert r.status == 200, (path, r.status)
+            assert r.headers["content-type"].startswith(TYPES[os.path.splitext(name)[1]]), (path, r.headers)
+            assert [x.strip() for x in r.headers["content-security-policy"].split(";")] == FORBIDDEN
+            assert r.headers["x-content-type-options"] == "nosniff"
+            with open(os.path.join(ROOT, "ui", name), "rb") as f:
+                assert r.body == f.read(), path
+            foreign = [w for w in (b"http://", b"https://", b"eval(", b"innerHTML", b"document.write") if w in r.body]
+            assert foreign in ([], [b"http://"]) and r.body.count(b"http://") == r.body.count(b"http://www.w3.org/"), path
+            assert ask("HEAD", path).status == 200
+            assert ask("POST", path, body=b"{}").status in (405, 413), path
+            assert g.request("GET", path).status in (401, 404), "the public address has no page"
+        for bad in ("/ui/none.js", "/ui/../admin/status", "/uix", "/ui/app.js/", "/v1/ui"):
+            assert ask("GET", bad, KEY).status == 404, bad
+
+
+def test_public_only_when_told_so():
+    r = subprocess.run([KVBLEND, "--check", "--ui-public"], capture_output=True, text=True, env=clean_env(),
+                       timeout=DEADLINE_S)
+    assert r.returncode == 2 and "ui.public needs admin.public" in r.stderr, r
+    with Upstream() as up, proxy([up.entry(ANY)], "--admin-public", "--ui-public", "--admin-key", "sesame",
+                                 "--api-key", "tenant") as g:
+        assert g.get("/ui/app.js").status == 200
+        for headers, status in (({}, 401), ({"Authorization": "Bearer tenant"}, 401), (KEY, 200)):
+            assert g.get("/admin/requests/recent", headers=headers).status == status
+    with Upstream() as up, proxy([up.entry(ANY)], "--admin-public", "--admin-key", "sesame") as g:
+        assert g.get("/ui/app.js").status == 404
+
+
+def test_actions_of_other_origins():
+    """With the key, too: what a browser says of where a request comes from is believed."""
+    port = free_port()
+    with Upstream() as up, proxy([up.entry(ANY)], "--admin", f"127.0.0.1:{port}", "--admin-key", "sesame",
+                                 "--admin", "unix:{dir}/a.sock") as g:
+        def unix(method, path, headers=None, body=None):
+            s = socket.socket(socket.AF_UNIX)
+            s.settimeout(DEADLINE_S)
+            s.connect(f"{g.dir}/a.sock")
+            return ask_on(s, method, path, body, headers or {})
+        own = f"127.0.0.1:{port}"
+        for ask, key in ((asks(port), KEY), (unix, {})):
+            for bad in ({"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}, {"Origin": "https://evil.example"},
+                        {"Origin": "null"}, {"Host": "evil.example", "Origin": "http://evil.example"}):
+                for method, path in (("POST", "/admin/targets/up/drain"), ("GET", "/admin/watch"), ("GET", "/admin/status")):
+                    r = ask(method, path, dict({"Host": own}, **bad, **key), b"" if method == "POST" else None)
+                    assert r.status == 403 and r.error()["code"] == "foreign_origin", (bad, path, r.status)
+            for good in ({"Sec-Fetch-Site": "same-origin", "Origin": f"http://{own}"}, {"Sec-Fetch-Site": "none"}, {}):
+                r = ask("GET", "/admin/targets", dict({"Host": own}, **good, **key))
+                assert r.status == 200 and r.json()["targets"][0]["state"] == "ready", (good, r.status)
+                assert r.headers["cache-control"] == "no-store" and r.headers["x-content-type-options"] == "nosniff"
+        assert unix("GET", "/admin/status", {"Host": "whatever"}).status == 200, "tools name what host they like"
+
+
+def test_watching():
+    """A stream of what goes on: requests once each, by every watcher; it holds no shutdown up."""
+    port = free_port()
+    with Upstream() as up, proxy([up.entry(ANY)], "--admin", f"127.0.0.1:{port}", "--admin-key", "sesame",
+                                 "--api-key", "tenant id=t", "--access-log", "off") as g:
+        def chat(model):
+            return g.post("/v1/chat/completions", {"model": model, "messages": []},
+                          headers={"Authorization": "Bearer tenant"})
+        assert asks(port)("GET", "/admin/watch").status == 401
+        assert asks(port)("HEAD", "/admin/watch", KEY).status == 200
+        assert chat("before").status == 200
+        with Watch(port) as a:
+            assert a.r.status == 200 and a.r.headers["content-type"].startswith("text/event-stream")
+            assert "no-store" in a.r.headers.get_all("cache-control")
+            first = a.event()
+            assert [x["model"] for x in first["requests"]] == ["before"], first
+            assert first["requests"][0]["key_id"] == "t" and first["workers"] == []
+            assert set(first["gateway"]) >= {"in_flight", "waiting", "draining", "loop_lag_ms", "uptime_s"}
+            assert chat("<img src=x onerror=alert(1)>").status == 200
+            with Watch(port) as b:
+                assert len(b.event()["requests"]) == 2
+                seen = []
+                until("the request is told of", lambda: seen.extend(a.event()["requests"]) or seen)
+                assert [x["model"] for x in seen] == ["<img src=x onerror=alert(1)>"]
+                assert a.event()["requests"] == [], "told once"
+            recent = asks(port)("GET", "/admin/requests/recent", KEY).json()["requests"]
+            assert [x["model"] for x in recent] == ["before", "<img src=x onerror=alert(1)>"], "nothing of the page's own"
+            g.proc.send_signal(signal.SIGTERM)
+            while a.event():
+                pass
+            assert g.stop() == 0
+
+
+def test_watchers_are_bounded():
+    port = free_port()
+    with Upstream() as up, proxy([up.entry(ANY)], "--admin", f"127.0.0.1:{port}", "--admin-key", "sesame"):
+        watchers = [Watch(port) for _ in range(16)]
+        for w in watchers:
+            assert w.event()
+        r = asks(port)("GET", "/admin/watch", KEY)
+        assert r.status == 429 and r.error()["code"] == "too_many_connections", r.status
+        watchers.pop().__exit__()
+
+        def again():
+            with Watch(port) as w:
+                return w.r.status == 200
+        until("a place is free", again)
+        for w in watchers:
+            w.__exit__()
+
+
+def test_a_worker_s_word_is_passed_on():
+    port = free_port()
+    with gateway("--admin", f"127.0.0.1:{port}", "--admin-key", "sesame") as g:
+        with Watch(port) as w:
+            assert w.event()["workers"][0]["now"]["tokens"]["computed"] == 0
+            r = g.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "What is item 7?"}],
+                                                "max_tokens": 2})
+            assert r.status == 200, r.body
+            now = until("the decision is told of",
+                        lambda: (lambda x: x if x["decisions"] else None)(w.event()["workers"][0]["now"]))
+        assert now["tokens"] == r.json()["kvblend"]["tokens"]
+        lists = asks(port)("GET", "/admin/decisions", KEY).json()
+        assert [x["id"] for x in lists["data"]] == [now["decisions"][0]["id"]] == [r.headers["x-request-id"]]
+
+
+if __name__ == "__main__":
+    main(globals())

@@ -1,0 +1,372 @@
+#!/usr/bin/env python3
+"""The operator's page in headless Chromium, against a gateway with its own worker: every view and action, dark, a
+phone's width, axe-core, hostile texts, the Content-Security-Policy, no other host. Run by tools/test --ui.
+
+Writes *.png into the folder $KVBLEND_PICTURES. Needs Chromium and the packages of ui.txt (KVBLEND_UI_PYTHON)."""
+import contextlib
+import os
+import shutil
+import socket
+
+from harness import (DEADLINE_S, KVBLEND, ROOT, WORKER, Missing, ask_on, free_port, gateway, main, need, other_python,
+                     real_model, tiny_model, until)
+
+other_python("KVBLEND_UI_PYTHON")
+try:
+    from axe_playwright_python.sync_playwright import Axe
+    from playwright.sync_api import expect, sync_playwright
+except ImportError:
+    from harness import skip
+    skip("playwright and axe-playwright-python are not installed (tools/test --ui)")
+
+need(KVBLEND, WORKER)
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+HOSTILE = "<img src=x onerror=\"window.hacked=1\">'\"><script>window.hacked=1</script>"
+KEY = {"Authorization": "Bearer sesame"}
+VIEWS = {"now": "Now", "requests": "Requests", "cache": "Cache", "play": "Playground", "fleet": "Fleet"}
+PICTURES = os.environ.get("KVBLEND_PICTURES")  # a folder: screenshots of a real model go there
+PICTURE_BYTES = 200000
+
+
+def documents():
+    folder = os.path.join(ROOT, "etc", "demo")
+    out = []
+    for name in sorted(os.listdir(folder)):
+        with open(os.path.join(folder, name)) as f:
+            out.append(f.read().strip())
+    return out
+
+
+class Site:
+    """A gateway with a real model and a page on its admin address, some requests behind it."""
+
+    def __init__(self):
+        self.port = free_port()
+        self.g = gateway("--admin", f"127.0.0.1:{self.port}", "--admin-key", "sesame", "--ram", "512MiB",
+                         "--nvme", "{dir}/tier:512MiB", "--api-key", "tenant id=tenant",
+                         "--api-key", "acme id=acme namespace=acme", model=real_model() if PICTURES else tiny_model(),
+                         env={"KVBLEND_WORKER_STRATEGY": "auto"})
+        self.url = f"http://127.0.0.1:{self.port}/ui"
+
+    def ask(self, order, mode="auto", key="acme", text="Who built the lighthouse at Harrow Point, and when?", **fields):
+        docs = documents()
+        parts = [{"type": "text", "text": docs[i]} for i in order] + [{"type": "text", "text": text}]
+        return self.g.post("/v1/chat/completions", dict(
+            {"messages": [{"role": "user", "content": parts}], "max_tokens": 12, "temperature": 0, "stream": True,
+             "stream_options": {"include_usage": True}, "kvblend": {"mode": mode}}, **fields),
+            headers={"Authorization": f"Bearer {key}"})
+
+    def fill(self):
+        assert self.ask([0, 1, 2]).status == 200
+        until("the chunks are built", lambda: len(self.chunks()) >= 3)
+        assert self.ask([1, 0, 2], "full").status == 200
+        for order in ([2, 0, 1], [1, 2, 0, 3], [3, 0], [0, 2]):
+            assert self.ask(order, "blend", text=f"{HOSTILE} Who built it?").status == 200
+        assert self.ask([0], model=HOSTILE, key="tenant").status == 404
+        assert self.ask([0], key="wrong").status == 401
+
+    def admin(self, path):
+        s = socket.create_connection(("127.0.0.1", self.port), timeout=DEADLINE_S)
+        r = ask_on(s, "GET", path, headers=KEY)
+        assert r.status == 200, (path, r.status, r.body)
+        return r.json()
+
+    def chunks(self):
+        return self.admin("/admin/chunks?kind=chunk")["data"]
+
+    def record(self, id_):
+        return self.admin(f"/admin/chunks/{id_}")
+
+
+class Page:
+    """A tab that counts what must not happen: scripts' errors, violations of the policy, other hosts."""
+
+    def __init__(self, browser, site, **options):
+        self.context = browser.new_context(**options)
+        self.context.set_default_timeout(DEADLINE_S * 1000)
+        self.site, self.faults = site, []
+        p = self.page = self.context.new_page()
+        p.on("pageerror", lambda e: self.faults.append(f"error: {e}"))
+        p.on("console", lambda m: m.type == "error" and "401" not in m.text and self.faults.append(f"console: {m.text}"))
+        p.on("request", lambda r: r.url.startswith((f"http://127.0.0.1:{site.port}/", "data:")) or
+             self.faults.append(f"another host: {r.url}"))
+        p.add_init_script("addEventListener('securitypolicyviolation', e => console.error('CSP ' + e.violatedDirective))")
+
+    def open(self, view="now", key="sesame"):
+        self.page.goto(f"{self.site.url}#{view}")
+        if key:
+            self.page.get_by_label("Key", exact=True).fill(key)
+            self.page.get_by_role("button", name="Open").click()
+            expect(self.page.locator("#link")).to_contain_text("live")
+        return self.page
+
+    def go(self, view):
+        self.page.get_by_role("navigation").get_by_role("link", name=VIEWS[view]).click()
+        expect(self.page.get_by_role("heading", level=1)).to_have_text(VIEWS[view])
+        expect(self.page.locator("nav a[aria-current=page]")).to_have_text(VIEWS[view])
+
+    def check(self, what):
+        """Nothing forbidden so far, nothing that axe finds, no scrolling sideways."""
+        found = Axe().run(self.page, options={"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]})
+        bad = [(v["id"], n["html"][:160], n.get("failureSummary", "")[:200]) for v in found.response["violations"]
+               for n in v["nodes"]]
+        assert not bad, (what, bad)
+        wide = self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wide <= 0, f"{what}: {wide} pixels too wide"
+        assert self.page.evaluate("window.hacked") is None, what
+        assert not self.faults, (what, self.faults)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.context.close()
+
+
+SITE, BROWSER, STACK = None, None, contextlib.ExitStack()
+
+
+def start():
+    """What all tests share: made once, since a model takes a while to load."""
+    global SITE, BROWSER
+    if SITE:
+        return SITE, BROWSER
+    if not CHROMIUM:
+        raise Missing("Chromium is not installed")
+    play = STACK.enter_context(sync_playwright())
+    expect.set_options(timeout=DEADLINE_S * 1000)
+    BROWSER = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+    STACK.callback(BROWSER.close)
+    SITE = Site()
+    STACK.enter_context(SITE.g)
+    SITE.fill()
+    return SITE, BROWSER
+
+
+def settled(tab, view):
+    """The view shows what it has asked for."""
+    p = tab.page
+    if view == "now":
+        expect(p.get_by_role("heading", name="Time to the first token")).to_be_visible()
+        expect(p.locator(".figures dd").first).to_be_visible()
+        p.get_by_role("combobox", name="Time").select_option("0")
+        expect(p.get_by_role("img", name="Time to the first token: p50")).to_be_visible()
+    elif view == "requests":
+        expect(p.locator("tbody tr")).to_have_count(8)
+    elif view == "cache":
+        expect(p.locator(".treemap rect").first).to_be_visible()
+        expect(p.get_by_role("region", name="Tier nvme")).to_be_visible()
+    elif view == "play":
+        expect(p.get_by_label("Model").locator("option")).to_have_count(1)
+    elif view == "fleet":
+        expect(p.get_by_role("heading", name="Quality, worker 0")).to_be_visible()
+
+
+def test_every_view_light_dark_and_on_a_phone():
+    site, browser = start()
+    for name, options in {"light": {}, "dark": {"color_scheme": "dark"},
+                          "phone": {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True},
+                          "still": {"reduced_motion": "reduce", "viewport": {"width": 1280, "height": 800}}}.items():
+        with Page(browser, site, **options) as tab:
+            tab.open()
+            for view in VIEWS:
+                tab.go(view)
+                settled(tab, view)
+                tab.check(f"{name}: {view}")
+            moves = tab.page.evaluate("[...document.querySelectorAll('*')].some(e => getComputedStyle(e).transitionDuration !== '0s')")
+            assert name != "still" or not moves
+
+
+def test_a_wrong_key_is_asked_for_again():
+    site, browser = start()
+    with Page(browser, site) as tab:
+        p = tab.page
+        p.goto(site.url)
+        p.get_by_label("Key", exact=True).fill("wrong")
+        tab.check("the question for the key")
+        p.keyboard.press("Enter")
+        expect(p.get_by_text("This key is not accepted.")).to_be_visible()
+        p.get_by_label("Key", exact=True).fill("sesame")
+        p.keyboard.press("Enter")
+        expect(p.locator("#link")).to_contain_text("live")
+        assert p.evaluate("JSON.stringify(localStorage)").count("sesame") == 0
+        p.get_by_role("button", name="forget key").click()
+        expect(p.get_by_label("Key", exact=True)).to_be_visible()
+        assert p.evaluate("sessionStorage.length") == 0
+
+
+def test_requests_and_one_of_them():
+    site, browser = start()
+    with Page(browser, site) as tab:
+        p = tab.open("requests")
+        settled(tab, "requests")
+        expect(p.locator("tbody")).to_contain_text("<img")  # as text: the check below would see more
+        p.get_by_label("Mode").select_option("full")
+        expect(p.locator("tbody tr")).to_have_count(2)
+        p.get_by_label("Mode").select_option("")
+        p.get_by_label("Find").fill("acme")
+        expect(p.locator("tbody tr")).to_have_count(6)
+        p.get_by_label("First token at least, ms").fill("100000")
+        expect(p.locator("tbody tr")).to_have_count(0)
+        p.get_by_label("First token at least, ms").fill("")
+        p.get_by_label("Hold").check()
+        assert site.ask([1, 0], "blend").status == 200
+        p.get_by_label("Hold").uncheck()
+        expect(p.locator("tbody tr")).to_have_count(7)
+        p.locator("tbody tr").first.get_by_role("link").click()
+        chunks = p.get_by_role("group", name="The prompt from its first token").get_by_role("button")
+        expect(chunks.nth(1)).to_be_visible()
+        chunks.first.click()
+        expect(p.get_by_text("now in ram")).to_be_visible()
+        expect(p.locator(".waterfall")).to_contain_text("compute")
+        expect(p.locator(".waterfall")).to_contain_text("a full prefill, predicted")
+        expect(p.get_by_role("heading", name="Why")).to_be_visible()
+        tab.check("one request")
+        p.go_back()
+        expect(p.get_by_label("Mode")).to_be_visible()
+
+
+def test_requests_come_by_themselves():
+    site, browser = start()
+    with Page(browser, site) as tab:
+        p = tab.open("requests")
+        expect(p.locator("tbody tr").first).to_be_visible()
+        before = p.locator("tbody tr").count()
+        assert site.ask([0], key="wrong").status == 401
+        expect(p.locator("tbody tr")).to_have_count(before + 1)
+        expect(p.locator("tbody tr").first).to_contain_text("401 refused")
+
+
+def test_records_pinned_and_evicted():
+    site, browser = start()
+    with Page(browser, site) as tab:
+        p = tab.open("cache")
+        settled(tab, "cache")
+        id_ = site.chunks()[0]["id"]
+        p.get_by_label("Find").fill(id_[:12])
+        expect(p.locator("tbody tr")).to_have_count(1)
+        p.get_by_role("button", name=f"Pin {id_[:12]}").click()
+        tab.check("the question")
+        p.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+        assert not site.record(id_)["pinned"]
+        p.get_by_role("button", name=f"Pin {id_[:12]}").press("Enter")
+        p.get_by_role("dialog").get_by_role("button", name="Pin").click()
+        expect(p.get_by_text(f"{id_[:12]}: pinned.")).to_be_visible()
+        assert site.record(id_)["pinned"]
+        p.get_by_role("button", name=f"Unpin {id_[:12]}").click()
+        p.get_by_role("dialog").get_by_role("button", name="Unpin").click()
+        expect(p.get_by_text(f"{id_[:12]}: unpinned.")).to_be_visible()
+        p.get_by_role("button", name=f"Evict {id_[:12]}").click()
+        p.get_by_role("dialog").get_by_role("button", name="Evict").click()
+        expect(p.get_by_text(f"{id_[:12]}: evicted.")).to_be_visible()
+        assert id_ not in [x["id"] for x in site.chunks()]
+        p.get_by_label("Find").fill("")
+        p.get_by_role("button", name="Hits", exact=True).click()
+        expect(p.locator("th[aria-sort=descending]")).to_contain_text("Hits")
+        p.get_by_role("button", name="Hits", exact=True).click()
+        expect(p.locator("th[aria-sort=ascending]")).to_contain_text("Hits")
+        for colour in ("hits", "recent", "age", "tier"):
+            p.get_by_label("Colour by").select_option(colour)
+        first = p.locator(".treemap rect").first
+        first.focus()
+        p.keyboard.press("ArrowRight")
+        p.keyboard.press("Enter")
+        expect(p.locator("tbody tr")).to_have_count(1)
+        tab.check("one record")
+
+
+def test_the_playground_asks_both():
+    site, browser = start()
+    with Page(browser, site) as tab:
+        p = tab.open("play")
+        settled(tab, "play")
+        p.get_by_role("button", name="Example documents").click()
+        until("the examples are there", lambda: "Harrow Point" in p.get_by_label("Documents").input_value())
+        text = p.get_by_label("Documents").input_value()
+        p.get_by_role("button", name="Shuffle").click()
+        assert sorted(p.get_by_label("Documents").input_value().split("\n\n")) == sorted(text.split("\n\n"))
+        assert p.get_by_label("Documents").input_value() != text
+        p.get_by_role("button", name="Ask both").click()
+        expect(p.get_by_text("Underlined words differ")).to_be_visible(timeout=120000)
+        expect(p.get_by_role("region", name="Blend")).to_contain_text("reused")
+        tab.check("both answers")
+        p.get_by_label("Documents").fill(HOSTILE)
+        p.get_by_label("Question").fill(HOSTILE)
+        p.get_by_role("button", name="Ask both").click()
+        expect(p.get_by_role("button", name="Ask both")).to_be_enabled(timeout=120000)
+        tab.check("hostile documents")
+
+
+def test_a_worker_is_drained_and_enabled():
+    site, browser = start()
+    with Page(browser, site) as tab:
+        p = tab.open("fleet")
+        settled(tab, "fleet")
+        p.get_by_role("button", name="Drain").click()
+        p.get_by_role("dialog").get_by_role("button", name="Drain").click()
+        expect(p.locator("tbody tr").first).to_contain_text("draining")
+        p.get_by_role("button", name="Enable").click()
+        p.get_by_role("dialog").get_by_role("button", name="Enable").click()
+        expect(p.locator("tbody tr").first).to_contain_text("ready")
+        tab.check("after orders")
+
+
+def test_by_keyboard_alone():
+    site, browser = start()
+    with Page(browser, site) as tab:
+        p = tab.open()
+        p.keyboard.press("Tab")
+        expect(p.get_by_role("link", name="Skip to the content")).to_be_focused()
+        p.keyboard.press("Enter")
+        assert p.evaluate("document.activeElement.id") == "main"
+        for _ in range(30):
+            p.keyboard.press("Shift+Tab")
+            if p.evaluate("document.activeElement.hash") == "#fleet":
+                break
+        p.keyboard.press("Enter")
+        expect(p.get_by_role("heading", level=1)).to_have_text("Fleet")
+
+
+def test_a_tab_that_nobody_sees_lets_go():
+    site, browser = start()
+    with Page(browser, site) as tab:
+        p = tab.page
+        p.clock.install()
+        tab.open()
+        p.evaluate("Object.defineProperty(document, 'hidden', {value: true, configurable: true});"
+                   "document.dispatchEvent(new Event('visibilitychange'))")
+        p.clock.fast_forward(31000)
+        expect(p.locator("#link")).to_contain_text("paused")
+        p.evaluate("Object.defineProperty(document, 'hidden', {value: false, configurable: true});"
+                   "document.dispatchEvent(new Event('visibilitychange'))")
+        expect(p.locator("#link")).to_contain_text("live")
+        tab.check("seen again")
+
+
+def test_pictures():
+    if not PICTURES:
+        return
+    site, browser = start()
+    os.makedirs(PICTURES, exist_ok=True)
+    for name, view, options in (("one", "one", {}), ("cache", "cache", {}), ("play", "play", {}),
+                                ("phone", "one", {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark"})):
+        with Page(browser, site, **dict({"viewport": {"width": 1180, "height": 760}}, **options)) as tab:
+            if view == "one":
+                r = site.ask([4, 0, 2, 1], "blend")
+                tab.open("requests/" + r.headers["x-request-id"])
+                expect(tab.page.locator(".strip button").first).to_be_visible()
+            else:
+                tab.open(view)
+                settled(tab, view)
+            if view == "play":
+                tab.page.get_by_role("button", name="Example documents").click()
+                tab.page.get_by_role("button", name="Ask both").click()
+                expect(tab.page.get_by_text("Underlined words differ")).to_be_visible(timeout=600000)
+            path = os.path.join(PICTURES, name + ".png")
+            tab.page.screenshot(path=path, full_page=view == "one")
+            assert os.path.getsize(path) < PICTURE_BYTES, (path, os.path.getsize(path))
+
+
+if __name__ == "__main__":
+    with STACK:
+        main(globals())

@@ -1,0 +1,232 @@
+// The store: tiers with their caps, its largest records as a map, all of them as a table; what is
+// listed is sorted, filtered and cut into pages by the worker.
+import {get, send} from "./api.js";
+import {age, bytes, confirm, count, h, key, note, percent, refill, svg, table} from "./dom.js";
+import {state, totals} from "./feed.js";
+
+export const title = "Cache";
+const PAGE = 50, MAPPED = 300;
+const MAP = {width: 1000, height: 320};
+
+// ---- tiers ----
+
+function drawTier(name, t) {
+    const cap = t.capacity_bytes, used = t.used_bytes, pinned = Math.min(t.pinned_bytes || 0, used);
+    const share = cap > 0 ? used / cap : 0;
+    return h("section", {class: "panel", "aria-label": `Tier ${name}`},
+             h("div", {class: "bar"}, h("h2", {}, name), h("span", {class: "grow"}),
+               h("span", {}, h("b", {}, bytes(used)),
+                 cap > 0 ? ` of ${bytes(cap)} (${percent(share)})` : ", no cap known")),
+             h("div", {class: "meter", role: "img", "aria-label": `${percent(share)} in use, ${bytes(pinned)} pinned`},
+               h("span", {class: "c-prefix", "width%": cap > 0 ? 100 * pinned / cap : 0}),
+               h("span", {class: `c-${name}`, "width%": cap > 0 ? 100 * (used - pinned) / cap : 0})),
+             h("p", {class: "faint"}, [
+                 `${count(t.records)} records`, `${count(t.hits)} hits`, `${count(t.evictions)} evictions`,
+                 t.expired > 0 && `${count(t.expired)} expired`, pinned > 0 && `${bytes(pinned)} pinned`,
+                 t.corrupt > 0 && `${count(t.corrupt)} corrupt`, t.errors > 0 && `${count(t.errors)} errors`,
+                 t.load_bytes_per_s > 0 && `loads at ${bytes(t.load_bytes_per_s)}/s`,
+                 t.dirty > 0 && `${count(t.dirty)} to be written`].filter(Boolean).join(" · ")));
+}
+
+// ---- the map ----
+
+// Squarified (Bruls, Huizing, van Wijk 2000): rows along the shorter side, as long as they become squarer.
+// [[x, y, width, height], …] in the order of the sizes, which fall.
+export function squarify(sizes, {width, height}) {
+    const all = sizes.reduce((a, b) => a + b, 0);
+    const areas = sizes.map((s) => s * width * height / all);
+    const out = [];
+    let x = 0, y = 0, w = width, hgt = height, from = 0;
+    const worst = (row, side) => {
+        const sum = row.reduce((a, b) => a + b, 0), high = Math.max(...row), low = Math.min(...row);
+        return Math.max(side * side * high / (sum * sum), sum * sum / (side * side * low));
+    };
+    while (from < areas.length) {
+        const side = Math.min(w, hgt);
+        let to = from + 1;
+        while (to < areas.length && worst(areas.slice(from, to + 1), side) <= worst(areas.slice(from, to), side)) to++;
+        const sum = areas.slice(from, to).reduce((a, b) => a + b, 0), thick = sum / side;
+        let along = 0;
+        for (const a of areas.slice(from, to)) {
+            const length = a / thick;
+            out.push(w >= hgt ? [x, y + along, thick, length] : [x + along, y, length, thick]);
+            along += length;
+        }
+        if (w >= hgt) {
+            x += thick;
+            w -= thick;
+        } else {
+            y += thick;
+            hgt -= thick;
+        }
+        from = to;
+    }
+    return out;
+}
+
+// Five steps from cold to hot, by rank: a few records never set the scale for all.
+function heat(records, value) {
+    const order = [...records].sort((a, b) => value(a) - value(b));
+    const step = new Map(order.map((r, i) => [r.id, Math.floor(5 * i / order.length)]));
+    for (let i = 1; i < order.length; i++) // equal ones look equal
+        if (value(order[i]) === value(order[i - 1])) step.set(order[i].id, step.get(order[i - 1].id));
+    return (r) => `h${step.get(r.id)}`;
+}
+
+const COLOURS = {
+    tier: {name: "fastest tier", of: () => (r) => `c-${r.tier}`},
+    hits: {name: "hits", of: (all) => heat(all, (r) => r.hits)},
+    recent: {name: "last use", of: (all) => heat(all, (r) => -r.idle_s)},
+    age: {name: "age, young to old", of: (all) => heat(all, (r) => r.age_s)},
+};
+
+function drawMap(records, colour, choose) {
+    if (records.length === 0) return note("Nothing is stored.");
+    const kind = COLOURS[colour].of(records);
+    const places = squarify(records.map((r) => Math.max(1, r.bytes)), MAP);
+    const describe = (r) => `${r.kind} ${r.id.slice(0, 12)}, ${bytes(r.bytes)}, ${count(r.hits)} hits, in ${r.tiers}` +
+        `${r.pinned ? ", pinned" : ""}`;
+    return svg("svg", {class: "treemap", viewBox: `0 0 ${MAP.width} ${MAP.height}`, role: "group",
+                       "aria-label": "The largest records"},
+               records.map((r, i) => {
+                   const [x, y, width, height] = places[i].map((n) => n.toFixed(2));
+                   return svg("rect", {x, y, width, height, class: kind(r), role: "button",
+                                       tabindex: i === 0 ? "0" : "-1", "aria-label": describe(r),
+                                       onclick: () => choose(r), onkeydown: (e) => move(e, r, choose)},
+                              svg("title", {}, describe(r)));
+               }));
+}
+
+// One stop of the tabulator for the whole map; arrows go from record to record.
+function move(e, r, choose) {
+    const step = {ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1}[e.key];
+    const all = [...e.target.parentNode.querySelectorAll("rect")];
+    if (e.key === "Enter" || e.key === " ") choose(r);
+    else if (step) all[(all.indexOf(e.target) + step + all.length) % all.length].focus();
+    else return;
+    e.preventDefault();
+}
+
+// ---- records ----
+
+const ORDERS = { // [name, what follows, what was done]
+    pin: ["Pin", "It will not be evicted until it is unpinned.", "pinned"],
+    unpin: ["Unpin", "It may be evicted again.", "unpinned"],
+    evict: ["Evict", "It goes from every tier; the next request that wants it computes it again.", "evicted"],
+};
+
+async function act(r, verb, after) {
+    const [name, follows, done] = ORDERS[verb];
+    const text = `${r.id}: ${count(r.tokens)} tokens, ${bytes(r.bytes)}. ${follows}`;
+    if (!await confirm(`${name} this record?`, text, name)) return;
+    try {
+        if (verb === "evict") await send("DELETE", `/admin/chunks/${r.id}`);
+        else await send("POST", `/admin/chunks/${r.id}/${verb}`);
+        after(`${r.id.slice(0, 12)}: ${done}.`);
+    } catch (e) {
+        after(e.message);
+    }
+}
+
+function columns(after) {
+    const button = (r, verb) => h("button", {type: "button", class: "small", "data-key": `${verb}-${r.id}`,
+                                             "aria-label": `${ORDERS[verb][0]} ${r.id.slice(0, 12)}`,
+                                             onclick: () => act(r, verb, after)}, ORDERS[verb][0]);
+    return [
+        {name: "Record", cell: (r) => h("code", {title: r.id}, r.id.slice(0, 12))},
+        {name: "Kind", wide: true, cell: (r) => r.kind},
+        {name: "Tiers", cell: (r) => h("span", {class: "tag"}, r.tiers)},
+        {name: "Namespace", wide: true, cut: true, text: (r) => r.namespace, cell: (r) => r.namespace ?? "–"},
+        {name: "Tokens", number: true, sort: "tokens", cell: (r) => count(r.tokens)},
+        {name: "Size", number: true, sort: "bytes", cell: (r) => bytes(r.bytes)},
+        {name: "Hits", number: true, sort: "hits", cell: (r) => count(r.hits)},
+        {name: "Contexts", number: true, wide: true, sort: "contexts", cell: (r) => count(r.contexts)},
+        {name: "Age", number: true, wide: true, sort: "age_s", cell: (r) => age(r.age_s)},
+        {name: "Unused for", number: true, sort: "idle_s", cell: (r) => age(r.idle_s)},
+        {name: "Actions", hidden: true, cell: (r) => [button(r, r.pinned ? "unpin" : "pin"), " ", button(r, "evict")]},
+    ];
+}
+
+export function open(main) {
+    const q = {sort: "bytes", order: "desc", offset: 0, prefix: "", namespace: "", kind: ""};
+    const tiers = h("div", {class: "grid"});
+    const map = h("section", {class: "panel", "aria-label": "Map of records"});
+    const list = h("div", {class: "panel"});
+    const said = h("p", {role: "status", class: "note"});
+    let colour = "tier", mapped = [], delay = 0, asked = 0;
+
+    const read = (o) => get(`/admin/chunks?${new URLSearchParams(Object.entries(o).filter(([, v]) => v !== ""))}`);
+    const pages = (page) => h("div", {class: "bar"},
+        h("button", {type: "button", "data-key": "before", disabled: q.offset === 0,
+                     onclick: () => turn({offset: Math.max(0, q.offset - PAGE)})}, "Before"),
+        h("button", {type: "button", "data-key": "next", disabled: q.offset + PAGE >= page.total,
+                     onclick: () => turn({offset: q.offset + PAGE})}, "Next"),
+        h("span", {class: "faint"},
+          page.total > 0 ? `${q.offset + 1} to ${q.offset + page.count} of ${count(page.total)}` : ""));
+
+    function drawRecords(page) {
+        const onsort = (sort) => turn({sort, offset: 0, order: q.sort === sort && q.order === "desc" ? "asc" : "desc"});
+        const o = {caption: "Records", sorted: q.sort, order: q.order, onsort};
+        refill(list, table(columns(done), page.data, o), pages(page));
+    }
+
+    function drawRecordMap() {
+        const pick = h("select", {"data-key": "colour", onchange: (e) => {
+            colour = e.target.value;
+            drawRecordMap();
+        }}, Object.entries(COLOURS).map(([k, c]) => h("option", {value: k, selected: k === colour}, c.name)));
+        const held = [...new Set(mapped.map((r) => r.tier))];
+        const name = mapped.length < MAPPED ? "All records by size" : `The ${MAPPED} largest records`;
+        refill(map, h("div", {class: "bar"}, h("h2", {}, name), h("span", {class: "grow"}),
+                      h("label", {}, "Colour by", pick)),
+               drawMap(mapped, colour, (r) => turn({prefix: r.id, offset: 0})),
+               colour === "tier" ? key(held.map((t) => [t, t])) : note("Pale is least, full is most, by rank."));
+    }
+
+    async function load() {
+        const mine = ++asked;
+        try {
+            const page = await read({...q, limit: PAGE});
+            const largest = await read({...q, prefix: "", sort: "bytes", order: "desc", offset: 0, limit: MAPPED});
+            if (mine !== asked) return; // a later question has been asked meanwhile
+            mapped = largest.data;
+            drawRecords(page);
+            drawRecordMap();
+        } catch (e) {
+            if (mine === asked) refill(said, h("span", {class: "bad"}, e.message));
+        }
+    }
+
+    function turn(change) {
+        Object.assign(q, change);
+        find.value = q.prefix;
+        void load();
+    }
+
+    function done(text) {
+        refill(said, text);
+        void load();
+    }
+
+    const typed = (name) => (e) => {
+        clearTimeout(delay);
+        delay = setTimeout(() => turn({[name]: e.target.value.trim(), offset: 0}), 250);
+    };
+    const find = h("input", {type: "search", size: "18", placeholder: "first digits of an id",
+                             oninput: typed("prefix")});
+    main.append(tiers,
+                h("div", {class: "bar", role: "search"}, h("label", {}, "Find", find),
+                  h("label", {}, "Namespace", h("input", {type: "search", size: "12", oninput: typed("namespace")})),
+                  h("label", {}, "Kind", h("select", {onchange: (e) => turn({kind: e.target.value, offset: 0})},
+                                           h("option", {value: ""}, "all"), h("option", {value: "chunk"}, "chunks"))),
+                  h("button", {type: "button", onclick: () => done("")}, "Read again")),
+                said, map, list);
+    void load();
+    return {
+        update() {
+            const now = state.last && totals(state.last).tiers;
+            if (now) refill(tiers, Object.entries(now).map(([name, t]) => drawTier(name, t)));
+        },
+        close: () => clearTimeout(delay),
+    };
+}
