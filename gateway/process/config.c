@@ -376,6 +376,7 @@ int gw_config_help(const struct gw_config *c, struct buf *out)
 {
     return opts_help(c->opts, "kvblend",
                      "OpenAI-compatible gateway that reuses the KV cache of retrieved chunks.\n"
+                     "kvblend pull NAME downloads a model from the hub; see kvblend pull --help.\n"
                      "Every flag has a variable, KVBLEND_NAME with _ for -.",
                      out);
 }
