@@ -4,6 +4,7 @@ import os
 import pathlib
 import shutil
 import subprocess
+import tempfile
 
 BUILT = pathlib.Path(os.environ["KVBLEND_DESCRIPTIONS"])
 PROGRAMS = json.loads(os.environ["KVBLEND_PROGRAMS"])  # paths by name
@@ -81,7 +82,9 @@ def check_other_shells():
         for name, line, wanted in (("kvblendctl", "kvblendctl doc", "doctor"), ("kvblendctl", "kvblendctl ls --sor", "--sort"),
                                    ("kvblendctl", "kvblendctl ls --sort tok", "tokens"), ("kvblend", "kvblend --log-level war", "warn"),
                                    ("kvblend-bench", "kvblend-bench mrc --see", "--seeds")):
-            r = run("fish", "--no-config", "-c", ask, str(BUILT / f"{name}.fish"), line, env=dict(os.environ, HOME="/nonexistent", XDG_CONFIG_HOME="/nonexistent"))
+            with tempfile.TemporaryDirectory() as home:  # fish writes there, whatever it is asked
+                kept = {f"XDG_{x}_HOME": home for x in ("CONFIG", "DATA", "CACHE", "STATE")}
+                r = run("fish", "--no-config", "-c", ask, str(BUILT / f"{name}.fish"), line, env=dict(os.environ, HOME=home, **kept))
             assert [x.split("\t")[0] for x in r.stdout.splitlines()] == [wanted], (line, r)
 
 
