@@ -34,13 +34,23 @@ static void put_part(const struct gw_told *t, struct buf *out)
     (void)buf_adds(out, text ? ",\"annotations\":[],\"logprobs\":[]}" : "}");
 }
 
+static bool is_cut(const struct gw_told *t)
+{
+    return t->finish == TELL_LENGTH || t->finish == TELL_FILTER;
+}
+
+/* Whatever the answer ends with is cut where the answer is: what stood before it was done before
+ * the reason to end came. */
 static void put_item(const struct gw_told *t, bool done, struct buf *out)
 {
     static const char *const types[] = {
         [TELL_THOUGHT] = "reasoning", [TELL_TEXT] = "message", [TELL_CALL] = "function_call"};
     const struct tell_block *b = &t->block;
     (void)buf_addf(out, "{\"type\":\"%s\",\"id\":\"%s%s_%u\",\"status\":\"%s\"", types[b->kind],
-                   id_of[b->kind], t->key, t->n_blocks - 1, done ? "completed" : "in_progress");
+                   id_of[b->kind], t->key, t->n_blocks - 1,
+                   !done       ? "in_progress"
+                   : is_cut(t) ? "incomplete"
+                               : "completed");
     if (b->kind == TELL_CALL) {
         (void)buf_adds(out, ",\"call_id\":");
         (void)buf_add_buf(out, &b->id);
@@ -79,7 +89,7 @@ static void put_usage(const struct gw_told *t, struct buf *out)
 static const char *status_of(const struct gw_told *t)
 {
     if (!t->ended) return "in_progress";
-    return t->finish == TELL_LENGTH || t->finish == TELL_FILTER ? "incomplete" : "completed";
+    return is_cut(t) ? "incomplete" : "completed";
 }
 
 /* failure: the members of an error, or NULL. */

@@ -263,13 +263,13 @@ TEST(responses_stream)
                                         "{\"type\":\"response.output_item.done\",\"sequence_"
                                         "number\":12,\"output_index\":1,"
                                         "\"item\":" CALL(
-                                            "completed",
+                                            "incomplete",
                                             "{}") "}\n"
                                                   "{\"type\":\"response.incomplete\",\"sequence_"
                                                   "number\":13,\"response\":" RESPONSE(
                                                       "incomplete",
                                                       "{\"reason\":\"max_output_tokens\"}",
-                                                      ITEM "," CALL("completed", "{}"),
+                                                      ITEM "," CALL("incomplete", "{}"),
                                                       USAGE) "}\n");
     buf_fini(&chat);
 }
