@@ -9,7 +9,6 @@ const RETRY_MS = [1000, 2000, 5000, 10000, 30000];
 
 export const state = {
     last: null,          // the newest event
-    first: null,         // the first one of this page: "since you look"
     history: [],         // of each second: {t, totals, ttft}
     requests: new Map(), // by id, oldest first: {id, line, decision}
     changes: 0,          // of requests
@@ -73,7 +72,6 @@ export function totals(event) {
 
 function take(event) {
     state.last = event;
-    state.first ??= event;
     state.history.push({t: event.t, gateway: event.gateway, totals: totals(event)});
     if (state.history.length > KEPT) state.history.shift();
     keepRequests(event.requests, event.workers.flatMap((w) => w.now?.decisions || []));

@@ -1,7 +1,7 @@
-// Workers and upstreams, who may ask, and what the quality guard has seen. Read when it is opened and
+// What to change, workers and upstreams, who may ask, what the quality guard has seen. Read when it is opened and
 // after each order: none of it changes by the second.
 import {get, send} from "./api.js";
-import {age, confirm, count, h, ms, panel, percent, refill, table} from "./dom.js";
+import {age, confirm, count, h, ms, note, panel, percent, refill, table} from "./dom.js";
 
 export const title = "Fleet";
 
@@ -88,15 +88,25 @@ function drawWorker(w) {
                  tiers?.map((t) => t.reason && h("p", {class: "bad"}, `${t.tier} ${t.state}: ${t.reason}`)));
 }
 
+function drawFindings(d) {
+    const of = (list, where) => (list || []).map((f) => ({...f, where}));
+    const all = [...of(d.findings, "gateway"),
+                 ...d.workers.flatMap((w) => of(w.doctor?.findings, `worker ${w.index}`))];
+    const line = (f) => h("li", {}, f.what, " ", h("span", {class: "faint"}, `(${f.where})`), h("br"),
+                          h("code", {}, f.fix));
+    return panel("What to change", all.length === 0 ? note("Nothing that the doctor knows of.") :
+        h("ol", {class: "findings"}, all.sort((a, b) => b.worth - a.worth).map(line)));
+}
+
 export function open(main) {
     const box = h("div", {class: "stack"}), said = h("p", {role: "status", class: "note"});
 
     async function load() {
         try {
-            const [targets, status, quality, keys] = await Promise.all(
-                ["targets", "status", "quality", "keys"].map((x) => get(`/admin/${x}`)));
+            const [targets, status, quality, keys, doctor] = await Promise.all(
+                ["targets", "status", "quality", "keys", "doctor"].map((x) => get(`/admin/${x}`)));
             const backends = table(targetColumns(done), targets.targets, {caption: "Workers and upstreams"});
-            refill(box, h("section", {class: "panel"}, backends),
+            refill(box, h("section", {class: "panel"}, backends), drawFindings(doctor),
                    h("div", {class: "grid"}, status.workers.map(drawWorker), quality.workers.map(drawGuard)),
                    keys.keys.length > 0 &&
                        h("section", {class: "panel"}, table(keyColumns, keys.keys, {caption: "API keys"})));

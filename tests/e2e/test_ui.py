@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The operator's page without a browser: where it is served, what its headers forbid, who may watch and act, what
 the routes that it reads answer. ui_browser.py (tools/test --ui) drives it in Chromium."""
+import contextlib
 import http.client
 import json
 import os
@@ -82,10 +83,14 @@ def test_public_only_when_told_so():
                        timeout=DEADLINE_S)
     assert r.returncode == 2 and "ui.public needs admin.public" in r.stderr, r
     with Upstream() as up, proxy([up.entry(ANY)], "--admin-public", "--ui-public", "--admin-key", "sesame",
-                                 "--api-key", "tenant") as g:
+                                 "--api-key", "tenant", "--loops", "3") as g:
         assert g.get("/ui/app.js").status == 200
         for headers, status in (({}, 401), ({"Authorization": "Bearer tenant"}, 401), (KEY, 200)):
             assert g.get("/admin/requests/recent", headers=headers).status == status
+        with contextlib.ExitStack() as several:  # on whatever loop a connection comes to
+            watchers = [several.enter_context(Watch(g.port)) for _ in range(8)]
+            assert all(w.event() and w.event()["workers"] == [] for w in watchers)
+            assert g.stop() == 0
     with Upstream() as up, proxy([up.entry(ANY)], "--admin-public", "--admin-key", "sesame") as g:
         assert g.get("/ui/app.js").status == 404
 

@@ -160,6 +160,7 @@ def settled(tab, view):
         expect(p.get_by_label("Model").locator("option")).to_have_count(1)
     elif view == "fleet":
         expect(p.get_by_role("heading", name="Quality, worker 0")).to_be_visible()
+        expect(p.locator(".findings li").first).to_be_visible()
 
 
 def test_every_view_light_dark_and_on_a_phone():
