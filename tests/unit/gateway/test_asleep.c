@@ -153,14 +153,15 @@ TEST(it_rests_when_it_was_idle_for_long_enough)
 /* Once it was loaded it is known what it is for: a request of that kind finds it without a name. */
 TEST(its_kind_is_known_once_it_was_loaded)
 {
-    const struct gw_want vectors = {.embeds = true};
+    const struct gw_want vectors = {.task = GW_EMBED};
     struct site s;
     enum gw_pick r;
     site_init(&s);
+    s.fleet->target[0]->models.tasks = s.fleet->target[0]->models.meant = GW_GENERATE;
     ASSERT_EQ(who(&s, &vectors, &r), -1);
     ASSERT_EQ(r, GW_PICK_UNKNOWN_MODEL);
     gw_fleet_expect(s.fleet, 1);
-    s.fleet->target[1]->models.embeds = true;
+    s.fleet->target[1]->models.tasks = s.fleet->target[1]->models.meant = GW_EMBED;
     set(&s, 1, GW_TARGET_READY);
     ASSERT_EQ(who(&s, &vectors, &r), 1);
     s.fleet->target[1]->used_ns = 0;
