@@ -360,6 +360,17 @@ def test_hostile_bodies():
             assert {x["index"]: x["document"]["text"] for x in r["results"]} == dict(enumerate(odd)), r
 
 
+def test_prompts_that_wait_are_small():
+    """The query stands in each: a body of 17 KiB is two million tokens, of which each takes four bytes."""
+    with worker(TINY) as own:
+        ask(server=own)
+        before = own.rss_mib()
+        body = {"query": "q" * 1700, "documents": [f"x{i}" for i in range(1000)], "kvblend": {"store": False}}
+        with own.open(RERANK, body):
+            until("it is at work", lambda: own.metric("kvblend_scored_documents_total") > len(DOCUMENTS))
+            assert own.rss_mib() < before + 18, (before, own.rss_mib())
+
+
 def test_a_model_without_the_words():
     with worker(tiny_model()) as own:
         message = refused("model", "unsupported_parameter", server=own)

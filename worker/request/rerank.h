@@ -30,8 +30,9 @@ bool wk_reranker_is_meant(const struct worker *w); /* the model was made for not
 /* The order that is meant, into q->r.kv.order; and strategies that make no difference to it become
  * prefix. -EINVAL with e: this model cannot rerank, or not in that order. */
 int wk_reranker_settle(const struct worker *w, struct api_rank *q, struct api_err *e);
-/* Pair i as a prompt; wk_prompt_fini() also after a failure. *ret_cut: its document was too long,
- * and the request has it cut then. -EINVAL with e: it does not fit; -ENOMEM. */
+/* Pair i as a prompt, its tokens without their places; wk_prompt_fini() also after a failure.
+ * *ret_cut: its document was too long, and the request has it cut then. -EINVAL with e: it does not
+ * fit; -ENOMEM. */
 int wk_reranker_prompt(const struct worker *w, const struct api_rank *q, size_t i,
                        struct wk_prompt *out, bool *ret_cut, struct api_err *e);
 /* The chance of "yes" of the two, by the logits [V] behind the prompt; NAN: they are no numbers. */

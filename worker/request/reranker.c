@@ -377,6 +377,14 @@ static void note(const struct making *x)
         residency_note(x->w->fleet.residency, id, &b->key, b->n);
 }
 
+/* A small body may have a thousand long prompts: once they are cut, only their tokens are read. */
+static void forget_places(struct tok_ids *ids)
+{
+    mem_free(ids->begin);
+    mem_free(ids->end);
+    ids->begin = ids->end = NULL;
+}
+
 int wk_reranker_prompt(const struct worker *w, const struct api_rank *q, size_t i,
                        struct wk_prompt *out, bool *ret_cut, struct api_err *e)
 {
@@ -394,6 +402,7 @@ int wk_reranker_prompt(const struct worker *w, const struct api_rank *q, size_t 
     out->n_tok = (uint32_t)out->ids.n;
     if (rc >= 0 && (make_blocks(&x) < 0 || make_cut(&x) < 0)) rc = api_no_memory(e);
     if (rc >= 0) note(&x);
+    forget_places(&out->ids);
     buf_fini(&x.text);
     return rc;
 }
