@@ -68,11 +68,12 @@ static int read_rope(const json_t *j, const char *kind, const char *old_key, dou
 
 static int check_heads(const struct enc_cfg *c, struct err *err)
 {
-    enum { HEAD_MAX = 512 };
+    /* Chosen: a table of 32 MiB, 131 072 positions of heads of 64. */
+    enum { HEAD_MAX = 512, VALUES_MAX = 1 << 23 };
     const unsigned K = c->D / c->H;
-    if (K % 2 == 0 && K <= HEAD_MAX) return 0;
-    return err_set(err, -ENOTSUP, "heads of %u dimensions are not supported with rotary positions",
-                   K);
+    if (K % 2 == 0 && K <= HEAD_MAX && c->n_pos <= VALUES_MAX / K) return 0;
+    return err_set(err, -ENOTSUP, "%u rotary positions of heads of %u dimensions are not supported",
+                   c->n_pos, K);
 }
 
 /* ---- families ---- */

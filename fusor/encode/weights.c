@@ -152,37 +152,42 @@ static int load_norm(const struct loader *l, const char *name, struct enc_norm *
     return r == 0 && c->bias_norm ? read_vector(l, full, c->D, &to->bias) : r;
 }
 
-/* Rows of one part to row `at` of the matrix. */
-static int load_part(struct loader *l, const char *stem, const struct part *p, size_t n, size_t at,
-                     struct enc_linear *to)
+/* Rows of one part, and its bias where there is one, to row `at` of the matrix. */
+static int load_part(struct loader *l, const struct part *p, const struct tensor *t,
+                     const struct tensor *bias, size_t at, struct enc_linear *to)
 {
-    char full[NAME_MAX_BYTES];
-    struct tensor *t;
-    (void)snprintf(full, sizeof full, "%s.%s.weight", stem, p->name);
-    int r = bind(l, full, p->of * n, to->k, &t);
+    const size_t n = t->rows / p->of, from = p->part * n;
+    int r = 0;
     for (size_t i = 0; r == 0 && i < n; i++) {
-        enc_weights_row(t, p->part * n + i, l->rows);
+        enc_weights_row(t, from + i, l->rows);
         r = kn_mat_fill(to->w, at + i, 1, l->rows);
     }
-    (void)snprintf(full, sizeof full, "%s.%s.bias", stem, p->name);
-    if (r == 0 && to->bias) r = bind(l, full, 1, p->of * n, &t);
-    if (r == 0 && to->bias)
-        quant_to_f32(t->type, t->data + p->part * n * t->type->bytes, n, to->bias + at);
+    if (bias) quant_to_f32(bias->type, bias->data + from * bias->type->bytes, n, to->bias + at);
     l->n_done++;
     if (l->o->progress) l->o->progress(l->o->progress_ctx, (double)l->n_done / (double)l->n_all);
     return r;
 }
 
-/* [n, k] rows of each part, one below the other. */
+/* [n, k] rows of each part, one below the other. Before the file is known to have them all, no
+ * memory is asked for. */
 static int load_linear(struct loader *l, const char *stem, const struct part *parts, size_t n_parts,
-                       bool bias, struct enc_linear *to)
+                       bool has_bias, struct enc_linear *to)
 {
+    struct tensor *t[PARTS], *bias[PARTS] = {NULL};
     const size_t n = to->n;
+    char full[NAME_MAX_BYTES];
+    int r = 0;
+    for (size_t i = 0; r == 0 && i < n_parts; i++) {
+        (void)snprintf(full, sizeof full, "%s.%s.weight", stem, parts[i].name);
+        r = bind(l, full, parts[i].of * n, to->k, &t[i]);
+        (void)snprintf(full, sizeof full, "%s.%s.bias", stem, parts[i].name);
+        if (r == 0 && has_bias) r = bind(l, full, 1, parts[i].of * n, &bias[i]);
+    }
     to->n *= n_parts;
-    if (bias && !(to->bias = floats(l, to->n))) return -ENOMEM;
-    int r = kn_mat_create(l->w->dev, to->n, to->k, &to->w);
+    if (r == 0 && has_bias && !(to->bias = floats(l, to->n))) r = -ENOMEM;
+    if (r == 0) r = kn_mat_create(l->w->dev, to->n, to->k, &to->w);
     for (size_t i = 0; r == 0 && i < n_parts; i++)
-        r = load_part(l, stem, &parts[i], n, i * n, to);
+        r = load_part(l, &parts[i], t[i], bias[i], i * n, to);
     return r == 0 ? kn_mat_done(to->w) : r;
 }
 
@@ -322,7 +327,8 @@ int enc_weights_init(struct enc_weights *w, const char *folder, const struct enc
     int r = st_open_dir(folder, &w->st, err);
     if (r < 0) return r;
     w->tensors = st_tensors(w->st);
-    r = open_device(w, o, err);
+    r = tensors_sort(w->tensors, err);
+    if (r == 0) r = open_device(w, o, err);
     if (r < 0) return r;
     w->layer = mem_zalloc(cfg->L * sizeof *w->layer);
     l.rows = mem_alloc((cfg->D > cfg->F ? cfg->D : cfg->F) * sizeof *l.rows);

@@ -7,7 +7,7 @@
 
 #include <stddef.h>
 
-enum { FUZZ_DIR_FILES = 2 };
+enum { FUZZ_DIR_FILES = 3 };
 struct fuzz_dir {
     char path[64];
     int fd[FUZZ_DIR_FILES];

@@ -1,12 +1,16 @@
 #!/usr/bin/env python3
-"""Seeds of tests/fuzz/fuzz_gguf.c: the smallest files that open, one for each way through the reader.
+"""Seeds of tests/fuzz/fuzz_gguf.c and fuzz_encoder.c: the smallest files that open, one for each way through them,
+and of fuzz_tokenizer.c those of encoders.
 
 Writes tests/fuzz/corpus/gguf/: llama (divisors of frequencies), gemma3 (layers of two kinds), phi3 (packed tensors,
-longrope), and split, whose two parts stand one behind the other.
+longrope), and split, whose two parts stand one behind the other; tests/fuzz/corpus/encoder/: bert, nomic, gte,
+modernbert (settings, modules and weights, divided by NUL bytes).
 
 Run: python3 tests/data/make/make_fuzz_models.py   (needs numpy, gguf)
 """
+import json
 import os
+import struct
 
 import gguf
 import numpy as np
@@ -42,6 +46,79 @@ def tensors(*names):
     return [(n, (D,)) for n in norms] + [(n, (D, D)) for n in matrices]
 
 
+# Encoders: width 4, two heads, feed-forward 4, 8 tokens, 8 positions, one layer; ModernBERT two, one with a window.
+NORM, SQUARE = ("weight", "bias"), (4, 4)
+SETTINGS = dict(hidden_size=4, num_attention_heads=2, intermediate_size=4, vocab_size=8, max_position_embeddings=8,
+                num_hidden_layers=1, pad_token_id=0, type_vocab_size=1)
+MODULES = [{"path": "", "type": "models.Transformer"}, {"path": ".", "type": "models.Pooling"},
+           {"path": "", "type": "models.Normalize"}]
+
+
+def norm(name, parts=NORM):
+    return {f"{name}.{p}": (4,) for p in parts}
+
+
+def linear(name, rows, bias):
+    return {f"{name}.weight": (rows, 4)} | ({f"{name}.bias": (rows,)} if bias else {})
+
+
+def encoder(path, arch, more, weights):
+    table, data = {}, b""
+    for name, shape in weights.items():
+        n = 4 * int(np.prod(shape))
+        table[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + n]}
+        data += (np.arange(n // 4, dtype=np.float32) / 8 - 1).tobytes()
+    head = json.dumps(table, separators=(",", ":")).encode()
+    config = dict(SETTINGS, architectures=[arch], pooling_mode="mean", **more)
+    with open(path, "wb") as f:
+        f.write(b"\0".join([json.dumps(config).encode(), json.dumps(MODULES).encode(),
+                            struct.pack("<Q", len(head)) + head + data]))
+
+
+def encoders(out):
+    at = lambda name: os.path.join(out, name)
+    words, types = {"embeddings.word_embeddings.weight": (8, 4)}, {"embeddings.token_type_embeddings.weight": (1, 4)}
+    layer = "encoder.layer.0."
+    encoder(at("bert"), "BertModel", {}, words | types | {"embeddings.position_embeddings.weight": (8, 4)} |
+            norm("embeddings.LayerNorm") | norm(layer + "attention.output.LayerNorm") | norm(layer + "output.LayerNorm") |
+            {k: v for x in ("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
+                            "intermediate.dense", "output.dense") for k, v in linear(layer + x, 4, True).items()})
+    encoder(at("gte"), "NewModel", {"rope_theta": 100}, words | types | norm("embeddings.LayerNorm") |
+            norm(layer + "attn_ln") | norm(layer + "mlp_ln") | linear(layer + "attention.qkv_proj", 12, True) |
+            linear(layer + "attention.o_proj", 4, True) | linear(layer + "mlp.up_gate_proj", 8, False) |
+            linear(layer + "mlp.down_proj", 4, True))
+    layer = "encoder.layers.0."
+    encoder(at("nomic"), "NomicBertModel", {"rotary_emb_base": 100}, words | types | norm("emb_ln") |
+            norm(layer + "norm1") | norm(layer + "norm2") | linear(layer + "attn.Wqkv", 12, False) |
+            {k: v for x in ("attn.out_proj", "mlp.fc11", "mlp.fc12", "mlp.fc2")
+             for k, v in linear(layer + x, 4, False).items()})
+    weights = {"embeddings.tok_embeddings.weight": (8, 4), "final_norm.weight": (4,), "embeddings.norm.weight": (4,)}
+    for i in range(2):
+        layer = f"layers.{i}."
+        weights |= norm(layer + "mlp_norm", ("weight",)) | (norm(layer + "attn_norm", ("weight",)) if i else {})
+        weights |= linear(layer + "attn.Wqkv", 12, False) | linear(layer + "attn.Wo", 4, False)
+        weights |= linear(layer + "mlp.Wi", 8, False) | linear(layer + "mlp.Wo", 4, False)
+    encoder(at("modernbert"), "ModernBertModel", {"num_hidden_layers": 2, "local_attention": 2, "global_rope_theta": 100},
+            weights)
+
+
+def tokenizers(out):
+    """The tests' own, with as much of their vocabularies as a seed may hold."""
+    made = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tokenizers", "hf")
+    for name, most in (("wordpiece", 90), ("unigram", 50)):
+        with open(os.path.join(made, name, "tokenizer.json"), encoding="utf-8") as f:
+            d = json.load(f)
+        v = d["model"]["vocab"]
+        if isinstance(v, list):
+            d["model"]["vocab"] = v[:most]
+        else:
+            keep = [k for k, i in v.items() if i < 5 or len(k) == 1 or (k.startswith("##") and len(k) <= 4)]
+            d["model"]["vocab"] = {k: i for i, k in enumerate(keep[:most])}
+        d["added_tokens"] = [t for t in d["added_tokens"] if t["id"] < 5]
+        with open(os.path.join(out, name), "w", encoding="utf-8") as f:
+            json.dump(d, f, ensure_ascii=False, separators=(",", ":"))
+
+
 def main():
     os.makedirs(OUT, exist_ok=True)
     at = lambda name: os.path.join(OUT, name)
@@ -65,6 +142,10 @@ def main():
         f.write(b"".join(parts))
     for name in os.listdir(OUT):
         assert os.path.getsize(at(name)) <= 4096, name  # as long as an input of the fuzzer may be
+    to = os.path.join(OUT, "..", "encoder")
+    os.makedirs(to, exist_ok=True)
+    encoders(to)
+    tokenizers(os.path.join(OUT, "..", "tokenizer"))
 
 
 if __name__ == "__main__":

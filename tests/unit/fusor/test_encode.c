@@ -1,7 +1,7 @@
 /* encode: against sentence-transformers on tiny models (tests/data/make/make_encoders.py): a BERT
- * by its first token, one by the mean, an XLM-RoBERTa, a Qwen3 by its last token; rows of a batch
- * against the same texts alone, bit for bit; and what is refused. */
-#include "fusor/encode/encode.h"
+ * by its first token, one by the mean, an XLM-RoBERTa, a Qwen3 by its last token, nomic, gte and
+ * ModernBERT; rows of a batch against the same texts alone, bit for bit; and what is refused. */
+#include "fusor/encode/encode_int.h"
 
 #include "base/buf.h"
 #include "base/mem.h"
@@ -320,6 +320,8 @@ TEST(what_a_family_has_elsewhere_is_refused_by_name)
         {"nomic-mean", "\"pad_token_id\": 0", "\"mlp_fc1_bias\": true", -EBADMSG, "fc12.bias"},
         {"nomic-mean", "\"num_attention_heads\": 4", "\"num_attention_heads\": 16", -ENOTSUP,
          "heads of 3"},
+        {"nomic-mean", "\"max_position_embeddings\": 160", "\"max_position_embeddings\": 1048576",
+         -ENOTSUP, "1048576 rotary positions"},
         {"gte-cls", "\"gelu\"", "\"silu\"", -ENOTSUP, "silu"},
         {"gte-cls", "\"pad_token_id\": 1", "\"rope_scaling\": {\"type\": \"ntk\"}", -ENOTSUP,
          "rope_scaling"},
@@ -386,6 +388,37 @@ TEST(settings_as_published)
             enc_close(e[k]);
         }
         ASSERT_MEMEQ(vec[0], vec[1], sizeof vec[0]);
+    }
+}
+
+/* The seeds of the fuzz target: their weights stand in an order of their own, not that of names. */
+TEST(weights_stand_in_any_order)
+{
+    static const char *const seeds[] = {"bert", "gte", "modernbert", "nomic"};
+    static const char *const files[] = {"config.json", "modules.json", "model.safetensors"};
+    const struct enc_opts o = {.dev = {.n_threads = 1, .arith = KN_ARITH_F32}};
+    for (size_t i = 0; i < sizeof seeds / sizeof *seeds; i++) {
+        char dir[] = "/tmp/test_encode.XXXXXX", path[600], all[4096];
+        (void)snprintf(path, sizeof path, "../fuzz/corpus/encoder/%s", seeds[i]);
+        FILE *f = fopen(test_data(path), "rb");
+        ASSERT_TRUE(f != NULL && mkdtemp(dir) != NULL);
+        const size_t n = fread(all, 1, sizeof all, f);
+        ASSERT_EQ(fclose(f), 0);
+        for (size_t k = 0, at = 0; k < 3; k++) {
+            const size_t len = k < 2 ? strlen(all + at) : n - at;
+            (void)snprintf(path, sizeof path, "%s/%s", dir, files[k]);
+            f = fopen(path, "wb");
+            ASSERT_TRUE(f != NULL && fwrite(all + at, 1, len, f) == len && fclose(f) == 0);
+            at += len + 1;
+        }
+        struct enc_bert *b = NULL;
+        struct enc_cfg c;
+        struct err err = {0};
+        int r = enc_read_config(dir, &c, &err);
+        if (r == 1) r = enc_bert_open(dir, &c, &o, &b, &err);
+        ASSERT_OK(nftw(dir, remove_one, 8, FTW_DEPTH | FTW_PHYS));
+        if (r < 0) test_fail(__FILE__, __LINE__, "%s: %s", seeds[i], err.msg);
+        enc_bert_close(b);
     }
 }
 
