@@ -352,7 +352,7 @@ struct kn_attn_args {
     /* [m], ascending, at most pos: the first key that row i sees, of one sequence, with no window.
      * NULL: key 0. On the CPU; elsewhere -ENOTSUP. */
     const int32_t *from;
-    float *out;       /* [m, H, K] */
+    float *out; /* [m, H, K] */
     size_t ldo;
     float *lse; /* [m, H] log-sum-exp of the scaled scores, or NULL */
 };

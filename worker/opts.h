@@ -38,11 +38,11 @@ struct wk_tier_opts {
 };
 struct wk_opts {
     const char *model, *listen, *device, *gemm, *chat_template, *served_name, *api_key, *presets;
-    const char *tls_cert, *tls_key; /* NULL: plain HTTP; in tls_cert */
+    const char *tls_cert, *tls_key;                              /* NULL: plain HTTP; in tls_cert */
     const char *rerank_order, *rerank_template, *rerank_answers; /* template NULL: by the model */
-    bool admin_tcp;                 /* /admin not on unix sockets alone */
-    enum pol_strategy strategy;     /* POL_AUTO: the profile's */
-    const char *profile;            /* NULL: the cached one, else the default */
+    bool admin_tcp;             /* /admin not on unix sockets alone */
+    enum pol_strategy strategy; /* POL_AUTO: the profile's */
+    const char *profile;        /* NULL: the cached one, else the default */
     uint64_t ram_bytes, kv_pages_bytes, drain_timeout_ms;
     enum enc_pool embed; /* AUTO: an encoder, or what its files say */
     enum kn_arith arith;

@@ -49,7 +49,7 @@ struct fus_plan {
     float sense_power;           /* of sensitivity, 0…FUS_SENSE_POWER_MAX */
     uint32_t logits_from;        /* for positions >= this; 0 = the last only, n_tok = none */
     bool hidden; /* instead of logits what they are made of, [n_rows, D]; logits_from 0 = all */
-    const atomic_bool *cancel;   /* looked at often enough to stop within 50 ms; may be NULL */
+    const atomic_bool *cancel; /* looked at often enough to stop within 50 ms; may be NULL */
 };
 struct fus_report { /* what happened */
     enum pol_strategy strategy;

@@ -35,10 +35,10 @@ struct model_arch {
     enum model_norms norms;
     const char *const *hf_norms; /* [4] tensors of MODEL_NORM_ATTN and on; NULL: as Llama's */
     enum kn_act act;
-    unsigned window;    /* config.json: of a file without the key */
-    bool window_switch; /* config.json: use_sliding_window says whether there is one, */
+    unsigned window;       /* config.json: of a file without the key */
+    bool window_switch;    /* config.json: use_sliding_window says whether there is one, */
     unsigned window_begin; /* and max_window_layers from which layer on; this without the key */
-    bool window_by_types; /* config.json: but layer_types must say which layers have it */
+    bool window_by_types;  /* config.json: but layer_types must say which layers have it */
     unsigned
         local_every; /* n: layers are local but every n-th; 0: all are, where there is a window */
     unsigned nope_every;  /* every n-th layer does not rotate; 0: all do */

@@ -44,8 +44,8 @@ struct model_experts {
     bool renorm;       /* weights of those used sum to 1 */
 };
 struct model_cfg {
-    char arch[32];  /* "llama", "mistral", "qwen2", … */
-    char name[128]; /* from the file, or the path's last part */
+    char arch[32];                /* "llama", "mistral", "qwen2", … */
+    char name[128];               /* from the file, or the path's last part */
     unsigned L, D, H, G, K, F, V; /* F: of a mixture, the width that a token goes through */
     struct model_experts experts;
     unsigned ctx_max; /* tokens the model was made for */
@@ -87,7 +87,7 @@ enum model_w {                  /* weight kinds; per-layer ones take a layer ind
                MODEL_K_NORM, /* [K]; wide: [H*K], [G*K] */
                MODEL_POST_ATTN,
                MODEL_POST_FFN, /* [D] norms behind these two */
-               MODEL_ROUTER, /* [experts.n, D] */
+               MODEL_ROUTER,   /* [experts.n, D] */
                MODEL_EXPERT_GATE,
                MODEL_EXPERT_UP,   /* [experts.n * experts.F, D]: one expert below the other */
                MODEL_EXPERT_DOWN, /* [experts.n * D, experts.F] */

@@ -43,7 +43,7 @@ typedef uint32_t gw_conf_MS;
       "ORG/NAME[@REVISION][:FILE or QUANT] (kvblend pull NAME downloads it)")                      \
     X(LIST, models, "also-model", "models", NULL, 0, 0, 0,                                         \
       "a further model, served by a worker of its own, then load=on_demand, idle= and options of " \
-      "that worker as in worker: (threads=, served_model_name=, …); what is not said has its "     \
+      "that worker as in worker: (threads=, served_model_name=, …); what is not said has its "   \
       "default",                                                                                   \
       .split = ";", .head = "path", .repeatable = true)                                            \
     X(LIST, workers, "worker", "workers", NULL, 0, 0, OPT_SECRET,                                  \

@@ -45,8 +45,8 @@ struct gw_server { /* what all loops share */
     struct gw_settings *settings; /* guarded by lock; others hold references */
     struct gw_admit admit;
     struct gw_shed shed;
-    atomic_uint n_reqs;   /* of all loops: they hold the process open while draining */
-    atomic_uint n_closed; /* loops that have stopped accepting */
+    atomic_uint n_reqs;     /* of all loops: they hold the process open while draining */
+    atomic_uint n_closed;   /* loops that have stopped accepting */
     atomic_uint n_watchers; /* of /admin/watch */
     atomic_bool draining;
     /* constant once the loops run */

@@ -38,7 +38,7 @@ struct gw_gather;
 struct gw_loop_call;
 struct gw_scan_job;
 struct gw_watch;
-struct gw_asking { /* of others, for the admin API */
+struct gw_asking {                  /* of others, for the admin API */
     struct gw_gather *gather;       /* pages of all workers */
     struct gw_loop_call *loop_call; /* of other loops */
     struct gw_watch *watch;         /* every second anew */

@@ -150,7 +150,7 @@ static const struct bench_column columns[] = {{"sample", "sample", 8, 0},
                                               {0}};
 
 static int follow_trace(const struct look_up *l, size_t n, uint32_t sample, uint64_t seed,
-                  struct mrc **ret, double *ret_ns)
+                        struct mrc **ret, double *ret_ns)
 {
     int r = mrc_create(sample, 0, ret);
     const uint64_t begin_ns = clock_ns();
@@ -165,7 +165,7 @@ static int follow_trace(const struct look_up *l, size_t n, uint32_t sample, uint
 
 /* At sizes that grow by equal factors from a thousandth of all distinct tokens to all of them. */
 static void report_errors(const struct exact *e, uint64_t distinct, struct mrc *m, double ns,
-                    json_t *rows)
+                          json_t *rows)
 {
     const struct hit *h = (const void *)e->found.data;
     const size_t n = e->found.len / sizeof *h;

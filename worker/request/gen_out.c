@@ -45,8 +45,7 @@ void wk_engine_error(const struct worker *w, int status, const char *field, stru
 {
     if (status == -ERANGE)
         (void)api_err_set(e, API_CONTEXT_EXCEEDED, NULL,
-                          "The prompt does not fit this model's context of %u tokens.",
-                          w->ctx_max);
+                          "The prompt does not fit this model's context of %u tokens.", w->ctx_max);
     else if (status == -E2BIG)
         (void)api_err_set(e, API_INVALID_VALUE, field,
                           "Invalid '%s': it is too ambiguous: there are too many ways to read what "

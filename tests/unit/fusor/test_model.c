@@ -212,7 +212,7 @@ TEST(gguf_twins_hold_the_same_weights)
     same_weights("granite", "granite.F32.gguf");
     same_weights("smollm3", "smollm3.F32.gguf");
     same_weights("olmo2", "olmo2.F32.gguf");
-    same_weights("glm4", "glm4.F32.gguf"); /* interleaved in both, in a part of each head */
+    same_weights("glm4", "glm4.F32.gguf");         /* interleaved in both, in a part of each head */
     same_weights("qwen3moe", "qwen3moe.F32.gguf"); /* a tensor for each expert */
     same_weights("qwen2moe", "qwen2moe.F32.gguf"); /* one for all of them */
     same_weights("olmoe", "olmoe.F32.gguf");

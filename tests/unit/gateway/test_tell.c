@@ -235,7 +235,7 @@ TEST(responses_stream)
                                 "\"assistant\",\"content\":[]}}\n"
                                 "{\"type\":\"response.content_part.added\",\"sequence_number\":"
                                 "3" PLACE ",\"part\":{\"type\":\"output_text\",\"text\":\"\","
-                                          "\"annotations\":[],\"logprobs\":[]}}\n"
+                                "\"annotations\":[],\"logprobs\":[]}}\n"
                                 "{\"type\":\"response.output_text.delta\",\"sequence_number\":"
                                 "4" PLACE ",\"delta\":\"a\",\"logprobs\":[]}\n"
                                 "{\"type\":\"response.output_text.delta\",\"sequence_number\":"
@@ -339,9 +339,8 @@ TEST(garbage)
             ASSERT_EQ(gw_told_events(t, streams[i], strlen(streams[i]), &out), -EBADMSG);
             ASSERT_OK(gw_told_fail(t, GW_E_UPSTREAM, "Why \"not\"", &out));
             ASSERT_TRUE(strstr(buf_cstr(&out), "Why \\\"not\\\""));
-            ASSERT_TRUE(
-                strstr(buf_cstr(&out),
-                       d == GW_MESSAGES ? "event: error\n" : "event: response.failed\n"));
+            ASSERT_TRUE(strstr(buf_cstr(&out),
+                               d == GW_MESSAGES ? "event: error\n" : "event: response.failed\n"));
             size_t len = out.len;
             ASSERT_OK(gw_told_fail(t, GW_E_UPSTREAM, "again", &out));
             ASSERT_EQ(out.len, len); /* once */
