@@ -61,7 +61,8 @@ static void open_site(unsigned max_queue)
 {
     struct err err = {0};
     site.w = calloc(1, sizeof *site.w);
-    site.w->o.model = test_data("encoders/bert-cls");
+    (void)snprintf(site.w->model_path, sizeof site.w->model_path, "%s",
+                   test_data("encoders/bert-cls"));
     site.w->o.threads = 1;
     site.w->o.arith = KN_ARITH_F32;
     site.w->o.max_queue = max_queue;
