@@ -422,7 +422,7 @@ static void explain(const struct pol_control_in *in, struct pol_control *c)
     for (size_t i = 0; i < in->n_chunk && !held; i++)
         held = in->chunk[i].tier >= 0;
     if (c->n_reused > 0)
-        (void)snprintf(to, cap, "%zu of %zu chunks; %.3g ms, exact %.3g; loads %s", c->n_reused,
+        (void)snprintf(to, cap, "%zu of %zu chunks; %.1f ms, exact %.1f; loads %s", c->n_reused,
                        in->n_chunk, p->ttft_s * 1e3, c->full.ttft_s * 1e3,
                        p->load_s <= 0                        ? "none"
                        : p->exposed_s > SLACK * p->compute_s ? "waited for"
@@ -430,9 +430,9 @@ static void explain(const struct pol_control_in *in, struct pol_control *c)
     else if (!held)
         (void)snprintf(to, cap, "nothing held to reuse");
     else if (in->max_ttft_s > 0 && p->ttft_s <= in->max_ttft_s)
-        (void)snprintf(to, cap, "exact in %.3g ms: within the limit", p->ttft_s * 1e3);
+        (void)snprintf(to, cap, "exact in %.1f ms: within the limit", p->ttft_s * 1e3);
     else
-        (void)snprintf(to, cap, "exact in %.3g ms: nothing held is clearly faster",
+        (void)snprintf(to, cap, "exact in %.1f ms: nothing held is clearly faster",
                        p->ttft_s * 1e3);
 }
 
