@@ -24,19 +24,6 @@ static void add_str(struct buf *b, const char *before, const char *v)
     (void)buf_add_json_str(b, v, strlen(v));
 }
 
-typedef void (*put_page_fn)(struct gw_server *server, const struct gw_page *page, struct buf *b);
-/* The workers' pages as JSON's elements, and the end of the list and the object it is in. */
-static void put_pages(struct gw_req *q, const struct gw_page *pages, size_t n, put_page_fn put,
-                      struct buf *b)
-{
-    (void)buf_adds(b, "\"workers\":[");
-    for (size_t i = 0; i < n; i++) {
-        if (i > 0) (void)buf_addc(b, ',');
-        put(q->loop->server, &pages[i], b);
-    }
-    (void)buf_adds(b, "]}");
-}
-
 static void begin_page(struct gw_server *server, const struct gw_page *page,
                        struct gw_target_view *ret, struct buf *b)
 {
@@ -83,52 +70,52 @@ static void status_gathered(struct gw_req *q, const struct gw_page *pages, size_
     gw_stats_put_shed(&b);
     (void)buf_adds(&b, "}},\"upstreams\":");
     (void)gw_fleet_format(server->fleet, GW_SERVES_UPSTREAM, &b);
-    (void)buf_addc(&b, ',');
-    put_pages(q, pages, n, put_worker, &b);
+    (void)buf_adds(&b, ",\"workers\":[");
+    for (size_t i = 0; i < n; i++) {
+        if (i > 0) (void)buf_addc(&b, ',');
+        put_worker(server, &pages[i], &b);
+    }
+    (void)buf_adds(&b, "]}");
     gw_answer_json(q, 200, &b);
 }
 
 /* ---- /admin/quality, /admin/mrc: what every worker says ---- */
 
-static void put_answer(struct gw_server *server, const struct gw_page *page, const char *name,
-                       struct buf *b)
+void gw_put_pages(struct gw_server *server, const struct gw_page *pages, size_t n, const char *name,
+                  struct buf *b)
 {
-    struct gw_target_view t;
-    begin_page(server, page, &t, b);
-    (void)buf_addf(b, ",\"%s\":", name);
-    if (page->status == 200 && page->body.len > 0)
-        (void)buf_add_buf(b, &page->body);
-    else
-        (void)buf_adds(b, "null");
-    (void)buf_addc(b, '}');
+    (void)buf_adds(b, "\"workers\":[");
+    for (size_t i = 0; i < n; i++) {
+        struct gw_target_view t;
+        if (i > 0) (void)buf_addc(b, ',');
+        begin_page(server, &pages[i], &t, b);
+        (void)buf_addf(b, ",\"%s\":", name);
+        if (pages[i].status == 200 && pages[i].body.len > 0)
+            (void)buf_add_buf(b, &pages[i].body);
+        else
+            (void)buf_adds(b, "null");
+        (void)buf_addc(b, '}');
+    }
+    (void)buf_addc(b, ']');
 }
 
-static void put_quality(struct gw_server *server, const struct gw_page *page, struct buf *b)
-{
-    put_answer(server, page, "quality", b);
-}
-
-static void put_mrc(struct gw_server *server, const struct gw_page *page, struct buf *b)
-{
-    put_answer(server, page, "mrc", b);
-}
-
-static void answer_pages(struct gw_req *q, const struct gw_page *pages, size_t n, put_page_fn put)
+static void answer_pages(struct gw_req *q, const struct gw_page *pages, size_t n, const char *name)
 {
     struct buf b = BUF_INIT;
     (void)buf_addc(&b, '{');
-    put_pages(q, pages, n, put, &b);
+    gw_put_pages(q->loop->server, pages, n, name, &b);
+    (void)buf_addc(&b, '}');
     gw_answer_json(q, 200, &b);
 }
 
 static void quality_gathered(struct gw_req *q, const struct gw_page *pages, size_t n)
 {
-    answer_pages(q, pages, n, put_quality);
+    answer_pages(q, pages, n, "quality");
 }
 
 static void mrc_gathered(struct gw_req *q, const struct gw_page *pages, size_t n)
 {
-    answer_pages(q, pages, n, put_mrc);
+    answer_pages(q, pages, n, "mrc");
 }
 
 static void put_request(const struct gw_req *q, struct buf *b)

@@ -51,47 +51,30 @@ static double skew_of(const struct gw_page *page)
     return strtod(now.p, NULL) - clock_wall_s();
 }
 
-static void put_page(const struct gw_page *page, const char *address, struct buf *b)
-{
-    (void)buf_addf(b, "{\"index\":%u,\"address\":", page->index);
-    (void)buf_add_json_str(b, address, strlen(address));
-    (void)buf_adds(b, ",\"doctor\":");
-    if (page->status == 200 && page->body.len > 0)
-        (void)buf_add_buf(b, &page->body);
-    else
-        (void)buf_adds(b, "null");
-    (void)buf_addc(b, '}');
-}
-
 void gw_doctor_gathered(struct gw_req *q, const struct gw_page *pages, size_t n)
 {
     struct gw_server *server = q->loop->server;
     const struct gw_admit_view a = gw_admit_view(&server->admit);
     struct pol_doc_gateway s = {
         .n_workers = n, .conns_max = gw_conns_max(), .requests_max = a.running_max + a.waiting_max};
-    struct buf b = BUF_INIT, workers = BUF_INIT;
+    struct buf b = BUF_INIT;
     struct gw_target_view skewed;
     struct pol_doctor d;
     take_keys(q->settings, &s);
     for (size_t i = 0; i < n; i++) {
-        struct gw_target_view t;
-        (void)gw_fleet_view(server->fleet, pages[i].index, &t);
         const double skew_s = pages[i].status == 200 ? skew_of(&pages[i]) : 0;
         s.n_silent += pages[i].status == 0;
         if (fabs(skew_s) > fabs(s.skew_s)) {
             s.skew_s = skew_s;
-            skewed = t;
+            (void)gw_fleet_view(server->fleet, pages[i].index, &skewed);
             s.skewed = skewed.address;
         }
-        if (i > 0) (void)buf_addc(&workers, ',');
-        put_page(&pages[i], t.address, &workers);
     }
     pol_doctor_gateway(&s, &d);
     (void)buf_adds(&b, "{\"findings\":");
     pol_doctor_put(&d, &b);
-    (void)buf_adds(&b, ",\"workers\":[");
-    (void)buf_add_buf(&b, &workers);
-    (void)buf_adds(&b, "]}");
-    buf_fini(&workers);
+    (void)buf_addc(&b, ',');
+    gw_put_pages(server, pages, n, "doctor", &b);
+    (void)buf_addc(&b, '}');
     gw_answer_json(q, 200, &b);
 }

@@ -6,6 +6,7 @@
 
 struct gw_gather;
 struct gw_req;
+struct gw_server;
 struct gw_page {
     unsigned index;
     int status; /* HTTP status, 0 = no answer */
@@ -17,6 +18,9 @@ struct gw_page {
  * time is over, unless q closes. */
 void gw_gather(struct gw_req *q);
 void gw_gather_cancel(struct gw_gather *g);
+/* admin.c: "workers":[{"index","address",NAME: the page, null where there is none}, …]. */
+void gw_put_pages(struct gw_server *server, const struct gw_page *pages, size_t n, const char *name,
+                  struct buf *b);
 /* doctor.c: of /admin/doctor */
 void gw_doctor_gathered(struct gw_req *q, const struct gw_page *pages, size_t n);
 
