@@ -64,6 +64,8 @@ struct api_range { /* kvblend.segments */
     size_t begin, end;
 };
 enum api_order { API_ORDER_OPEN, API_DOCUMENT_FIRST, API_QUERY_FIRST }; /* OPEN: not given */
+const char *api_order_name(enum api_order o);                           /* of one that is given */
+int api_order_parse(const char *s, enum api_order *ret);                /* 1 found, 0 unknown */
 /* How a request wants its KV: as parsed (body alone), then made effective by wk_settings(). */
 struct api_settings {
     enum pol_strategy mode;     /* POL_AUTO = not given; of the report */

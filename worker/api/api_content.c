@@ -10,6 +10,21 @@
 #include <stdio.h>
 #include <string.h>
 
+const char *api_order_name(enum api_order o)
+{
+    return o == API_DOCUMENT_FIRST ? "document_first" : "query_first";
+}
+
+int api_order_parse(const char *s, enum api_order *ret)
+{
+    for (enum api_order o = API_DOCUMENT_FIRST; o <= API_QUERY_FIRST; o++)
+        if (strcmp(s, api_order_name(o)) == 0) {
+            *ret = o;
+            return 1;
+        }
+    return 0;
+}
+
 int api_mode_parse(const char *s, enum pol_strategy *ret)
 {
     static const enum pol_strategy modes[] = {POL_AUTO, POL_FULL, POL_PREFIX, POL_REUSE, POL_BLEND};
@@ -136,8 +151,7 @@ static int parse_message(struct api_req *r, json_t *v, size_t i, struct api_msg 
         return 0;
     }
     if (api_string(content, &m->text, &m->len)) return 0;
-    return api_err_set(e, API_INVALID_TYPE, where,
-                       "Invalid type for '%s': expected a string or an array of parts.", where);
+    return api_wrong_type(e, where, "a string or an array of parts");
 }
 
 int api_parse_messages(struct api_req *r, struct api_err *e)
@@ -146,9 +160,7 @@ int api_parse_messages(struct api_req *r, struct api_err *e)
     size_t n = json_array_size(v);
 
     if (!v) return api_missing(e, "messages", "");
-    if (!json_is_array(v))
-        return api_err_set(e, API_INVALID_TYPE, "messages",
-                           "Invalid type for 'messages': expected an array of objects.");
+    if (!json_is_array(v)) return api_wrong_type(e, "messages", "an array of objects");
     if (n == 0)
         return api_err_set(e, API_EMPTY_ARRAY, "messages",
                            "Invalid 'messages': empty array. Expected an array with minimum length "
@@ -176,9 +188,7 @@ int api_parse_documents(struct api_req *r, struct api_err *e)
     const json_t *v = api_field(r->root, "documents");
 
     if (!v) return 0;
-    if (!json_is_array(v))
-        return api_err_set(e, API_INVALID_TYPE, "documents",
-                           "Invalid type for 'documents': expected an array.");
+    if (!json_is_array(v)) return api_wrong_type(e, "documents", "an array");
     r->n_doc = json_array_size(v);
     r->doc = arena_alloc(&r->arena, (r->n_doc + 1) * sizeof *r->doc);
     if (!r->doc) return api_no_memory(e);
@@ -271,12 +281,6 @@ static const struct kv_field {
                  {"store", KV_BOOL, K(store)}};
 #undef K
 
-static bool order_parse(const char *s, enum api_order *ret)
-{
-    *ret = strcmp(s, "document_first") == 0 ? API_DOCUMENT_FIRST : API_QUERY_FIRST;
-    return *ret == API_DOCUMENT_FIRST || strcmp(s, "query_first") == 0;
-}
-
 /* False: it is none of that kind, and the request is refused. */
 static bool kv_read(enum kv_kind kind, const json_t *v, void *to)
 {
@@ -300,7 +304,7 @@ static bool kv_read(enum kv_kind kind, const json_t *v, void *to)
         *(const char **)to = s;
         return s != NULL;
     case KV_ORDER:
-        return s && order_parse(s, to);
+        return s && api_order_parse(s, to);
     default:
         return true;
     }

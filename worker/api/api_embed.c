@@ -6,12 +6,6 @@
 
 /* ---- in ---- */
 
-static int invalid_type(struct api_err *e, const char *param, const char *want)
-{
-    return api_err_set(e, API_INVALID_TYPE, param, "Invalid type for '%s': expected %s.", param,
-                       want);
-}
-
 /* What would change the vectors and is not built. */
 static int refuse_fields(const json_t *root, struct api_err *e)
 {
@@ -37,19 +31,19 @@ static int parse_options(struct api_embed *r, unsigned D, struct api_err *e)
                  *model = api_field(r->root, "model"), *user = api_field(r->root, "user");
     const char *name = json_string_value(format);
 
-    if (model && !json_is_string(model)) return invalid_type(e, "model", "a string");
-    if (user && !json_is_string(user)) return invalid_type(e, "user", "a string");
-    if (cut && !json_is_boolean(cut)) return invalid_type(e, "truncate", "a boolean");
+    if (model && !json_is_string(model)) return api_wrong_type(e, "model", "a string");
+    if (user && !json_is_string(user)) return api_wrong_type(e, "user", "a string");
+    if (cut && !json_is_boolean(cut)) return api_wrong_type(e, "truncate", "a boolean");
     r->model = json_string_value(model);
     r->cut = json_is_true(cut) || api_field(r->root, "truncate_prompt_tokens");
-    if (format && !name) return invalid_type(e, "encoding_format", "'float' or 'base64'");
+    if (format && !name) return api_wrong_type(e, "encoding_format", "'float' or 'base64'");
     r->base64 = name && strcmp(name, "base64") == 0;
     if (name && !r->base64 && strcmp(name, "float") != 0)
         return api_err_set(e, API_INVALID_VALUE, "encoding_format",
                            "Invalid 'encoding_format': expected 'float' or 'base64', but got "
                            "'%.40s'.",
                            name);
-    if (dims && !json_is_integer(dims)) return invalid_type(e, "dimensions", "an integer");
+    if (dims && !json_is_integer(dims)) return api_wrong_type(e, "dimensions", "an integer");
     if (dims && (json_integer_value(dims) < 1 || json_integer_value(dims) > D))
         return api_err_set(e, API_INVALID_VALUE, "dimensions",
                            "Invalid 'dimensions': this model's vectors have 1 to %u values.", D);

@@ -45,6 +45,12 @@ int api_missing(struct api_err *e, const char *param, const char *what)
                        param, what);
 }
 
+int api_wrong_type(struct api_err *e, const char *param, const char *want)
+{
+    return api_err_set(e, API_INVALID_TYPE, param, "Invalid type for '%s': expected %s.", param,
+                       want);
+}
+
 int api_no_memory(struct api_err *e)
 {
     (void)api_err_set(e, API_INTERNAL_ERROR, NULL, "Out of memory.");

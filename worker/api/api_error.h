@@ -82,7 +82,9 @@ int api_err_set(struct api_err *e, enum api_fault f, const char *param, const ch
 int api_err_setv(struct api_err *e, enum api_fault f, const char *param, const char *fmt,
                  va_list ap);
 int api_missing(struct api_err *e, const char *param, const char *what); /* what: behind the name */
-int api_no_memory(struct api_err *e);                                    /* 500; returns -ENOMEM */
+/* want: what is expected instead. */
+int api_wrong_type(struct api_err *e, const char *param, const char *want);
+int api_no_memory(struct api_err *e); /* 500; returns -ENOMEM */
 bool api_err_is(const struct api_err *e, enum api_fault f);
 enum api_fault api_fault_of(int status); /* that the HTTP layer answers with */
 /* {"error":{"message","type","param","code"}} */

@@ -22,12 +22,6 @@ static const struct source outputs[] = {
     {"structured_outputs.json_object", API_FORMAT_OBJECT},
 };
 
-static int wrong(struct api_err *e, const char *name, const char *want)
-{
-    return api_err_set(e, API_INVALID_TYPE, name, "Invalid type for '%s': expected %s.", name,
-                       want);
-}
-
 /* A schema may come as its text. */
 static int read_schema(struct api_req *r, const json_t *v, struct api_err *e)
 {
@@ -36,7 +30,8 @@ static int read_schema(struct api_req *r, const json_t *v, struct api_err *e)
 
     f->value = v;
     if (json_is_object(v) || json_is_boolean(v)) return 0;
-    if (!json_is_string(v)) return wrong(e, f->field, "a JSON schema, as an object or a string");
+    if (!json_is_string(v))
+        return api_wrong_type(e, f->field, "a JSON schema, as an object or a string");
     if (json_depth(json_string_value(v), json_string_length(v)) > JSON_DEPTH_MAX)
         return api_err_set(e, API_INVALID_VALUE, f->field,
                            "Invalid '%s': it is nested deeper than %d levels.", f->field,
@@ -48,7 +43,7 @@ static int read_schema(struct api_req *r, const json_t *v, struct api_err *e)
                            "Invalid '%s': the string is not JSON: %s (line %d).", f->field, je.text,
                            je.line);
     if (json_is_object(f->own) || json_is_boolean(f->own)) return 0;
-    return wrong(e, f->field, "a JSON schema");
+    return api_wrong_type(e, f->field, "a JSON schema");
 }
 
 static int read_choices(struct api_req *r, const json_t *v, struct api_err *e)
@@ -56,12 +51,13 @@ static int read_choices(struct api_req *r, const json_t *v, struct api_err *e)
     struct api_format *f = &r->format;
 
     f->value = v;
-    if (!json_is_array(v)) return wrong(e, f->field, "an array of strings");
+    if (!json_is_array(v)) return api_wrong_type(e, f->field, "an array of strings");
     if (json_array_size(v) == 0)
         return api_err_set(e, API_EMPTY_ARRAY, f->field,
                            "Invalid '%s': at least one choice is needed.", f->field);
     for (size_t i = 0; i < json_array_size(v); i++)
-        if (!json_is_string(json_array_get(v, i))) return wrong(e, f->field, "an array of strings");
+        if (!json_is_string(json_array_get(v, i)))
+            return api_wrong_type(e, f->field, "an array of strings");
     return 0;
 }
 
@@ -83,10 +79,10 @@ static int read_value(struct api_req *r, const struct source *s, const json_t *v
     case API_FORMAT_REGEX:
     case API_FORMAT_GRAMMAR:
         f->value = v;
-        return json_is_string(v) ? 0 : wrong(e, s->name, "a string");
+        return json_is_string(v) ? 0 : api_wrong_type(e, s->name, "a string");
     case API_FORMAT_OBJECT:
         if (json_is_boolean(v)) f->kind = json_is_true(v) ? s->kind : API_FORMAT_NONE;
-        return json_is_boolean(v) ? 0 : wrong(e, s->name, "a boolean");
+        return json_is_boolean(v) ? 0 : api_wrong_type(e, s->name, "a boolean");
     case API_FORMAT_NONE:
         break;
     }
@@ -101,7 +97,7 @@ static int read_response_format(struct api_req *r, const json_t *v, struct api_e
     const char *type = json_string_value(json_object_get(v, "type"));
     const json_t *inner = api_field(v, "json_schema");
 
-    if (!json_is_object(v)) return wrong(e, "response_format", "an object");
+    if (!json_is_object(v)) return api_wrong_type(e, "response_format", "an object");
     if (!type) return api_missing(e, "response_format.type", "");
     if (strcmp(type, "text") == 0) return 0;
     if (strcmp(type, "json_object") == 0) {
@@ -113,7 +109,8 @@ static int read_response_format(struct api_req *r, const json_t *v, struct api_e
                            "Unsupported 'response_format.type': '%.60s'; there are 'text', "
                            "'json_object' and 'json_schema'.",
                            type);
-    if (!json_is_object(inner)) return wrong(e, "response_format.json_schema", "an object");
+    if (!json_is_object(inner))
+        return api_wrong_type(e, "response_format.json_schema", "an object");
     if (!api_field(inner, "schema"))
         return api_missing(e, "response_format.json_schema.schema", "");
     return read_value(r, &schema, api_field(inner, "schema"), e);
@@ -124,7 +121,7 @@ static int read_outputs(struct api_req *r, const json_t *v, struct api_err *e)
     const char *key;
     json_t *x;
 
-    if (!json_is_object(v)) return wrong(e, "structured_outputs", "an object");
+    if (!json_is_object(v)) return api_wrong_type(e, "structured_outputs", "an object");
     json_object_foreach((json_t *)v, key, x)
     {
         const struct source *s = NULL;

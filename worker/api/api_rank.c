@@ -7,12 +7,6 @@
 #include <string.h>
 
 /* ---- texts ---- */
-static int need_string(struct api_err *e, const char *field, const char *want)
-{
-    return api_err_set(e, API_INVALID_TYPE, field, "Invalid type for '%s': expected %s.", field,
-                       want);
-}
-
 static int is_empty(struct api_err *e, const char *field)
 {
     return api_err_set(e, API_INVALID_VALUE, field, "Invalid '%s': it must not be empty.", field);
@@ -25,7 +19,7 @@ static int read_text(const struct api_rank *q, const char *field, struct api_tex
     const json_t *v = api_field(q->r.root, field);
 
     if (!v) return 0;
-    if (!api_string(v, &ret->text, &ret->len)) return need_string(e, field, "a string");
+    if (!api_string(v, &ret->text, &ret->len)) return api_wrong_type(e, field, "a string");
     return ret->len ? 0 : is_empty(e, field);
 }
 
@@ -127,7 +121,7 @@ static int read_side(struct api_rank *q, const char *field, struct api_text **re
     for (size_t i = 0; i < n; i++) {
         struct api_text *t = *ret + i;
         if (!api_string(many ? json_array_get(v, i) : v, &t->text, &t->len))
-            return need_string(e, field, "a string or an array of strings");
+            return api_wrong_type(e, field, "a string or an array of strings");
     }
     return 0;
 }
@@ -177,7 +171,7 @@ int api_rank_parse(const char *body, size_t len, bool score, struct api_rank *ou
     rc = api_load_object(body, len, &out->r.root, e);
     if (rc < 0) return rc;
     model = api_field(out->r.root, "model");
-    if (model && !json_is_string(model)) return need_string(e, "model", "a string");
+    if (model && !json_is_string(model)) return api_wrong_type(e, "model", "a string");
     out->r.model = json_string_value(model);
     rc = refuse_unsupported(out, e);
     if (rc >= 0) rc = score ? parse_score(out, e) : parse_rerank(out, e);

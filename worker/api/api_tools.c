@@ -4,12 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-static int wrong(struct api_err *e, const char *where, const char *want)
-{
-    return api_err_set(e, API_INVALID_TYPE, where, "Invalid type for '%s': expected %s.", where,
-                       want);
-}
-
 static bool is_name(const char *s, size_t len)
 {
     static const char ok[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
@@ -33,7 +27,7 @@ static int read_name(const struct api_tools *t, const json_t *f, size_t i, struc
 
     (void)snprintf(where, sizeof where, "tools[%zu].function.name", i);
     if (!v) return api_missing(e, where, "");
-    if (!json_is_string(v)) return wrong(e, where, "a string");
+    if (!json_is_string(v)) return api_wrong_type(e, where, "a string");
     to->name = json_string_value(v);
     if (!is_name(to->name, json_string_length(v)))
         return api_err_set(e, API_INVALID_VALUE, where,
@@ -54,14 +48,15 @@ static int read_function(const json_t *f, size_t i, struct api_tool *to, struct 
     char where[64];
 
     (void)snprintf(where, sizeof where, "tools[%zu].function.description", i);
-    if (text && !json_is_string(text)) return wrong(e, where, "a string");
+    if (text && !json_is_string(text)) return api_wrong_type(e, where, "a string");
     (void)snprintf(where, sizeof where, "tools[%zu].function.strict", i);
-    if (strict && !json_is_boolean(strict)) return wrong(e, where, "a boolean");
+    if (strict && !json_is_boolean(strict)) return api_wrong_type(e, where, "a boolean");
     (void)snprintf(where, sizeof where, "tools[%zu].function.parameters", i);
     to->strict = json_is_true(strict);
     to->parameters = api_field(f, "parameters");
     if (!to->parameters) return 0;
-    if (!json_is_object(to->parameters)) return wrong(e, where, "a JSON schema, as an object");
+    if (!json_is_object(to->parameters))
+        return api_wrong_type(e, where, "a JSON schema, as an object");
     type = json_string_value(json_object_get(to->parameters, "type"));
     if (type && strcmp(type, "object") != 0)
         return api_err_set(e, API_INVALID_VALUE, where,
@@ -79,7 +74,7 @@ static int read_tool(struct api_tools *t, const json_t *v, size_t i, struct api_
     int rc;
 
     (void)snprintf(where, sizeof where, "tools[%zu]", i);
-    if (!json_is_object(v)) return wrong(e, where, "an object");
+    if (!json_is_object(v)) return api_wrong_type(e, where, "an object");
     if (json_dumpb(v, NULL, 0, JSON_COMPACT) > API_TOOL_BYTES_MAX)
         return api_err_set(e, API_STRING_TOO_LONG, where,
                            "Invalid '%s': a tool's definition has at most %d bytes.", where,
@@ -92,7 +87,7 @@ static int read_tool(struct api_tools *t, const json_t *v, size_t i, struct api_
                            type);
     (void)snprintf(where, sizeof where, "tools[%zu].function", i);
     if (!f) return api_missing(e, where, "");
-    if (!json_is_object(f)) return wrong(e, where, "an object");
+    if (!json_is_object(f)) return api_wrong_type(e, where, "an object");
     if ((rc = read_name(t, f, i, to, e)) < 0 || (rc = read_function(f, i, to, e)) < 0) return rc;
     t->n++;
     return 0;
@@ -102,7 +97,7 @@ static int read_tools(struct api_req *r, const json_t *v, struct api_err *e)
 {
     const size_t n = json_array_size(v);
 
-    if (!json_is_array(v)) return wrong(e, "tools", "an array of objects");
+    if (!json_is_array(v)) return api_wrong_type(e, "tools", "an array of objects");
     if (n > API_TOOLS_MAX)
         return api_err_set(e, API_ARRAY_TOO_LONG, "tools",
                            "Invalid 'tools': at most %d tools are allowed, but got %zu.",
@@ -187,9 +182,9 @@ static int read_choice(struct api_tools *t, const json_t *v, struct api_err *e)
         rc = read_allowed(t, v, e);
         all = false;
     } else if (v) {
-        return wrong(e, "tool_choice",
-                     "'auto', 'none', 'required', or an object of type 'function' or "
-                     "'allowed_tools'");
+        return api_wrong_type(e, "tool_choice",
+                              "'auto', 'none', 'required', or an object of type 'function' or "
+                              "'allowed_tools'");
     }
     for (size_t i = 0; all && i < t->n; i++)
         t->tool[i].callable = true;
@@ -221,7 +216,8 @@ int api_parse_tools(struct api_req *r, struct api_err *e)
     if (rc == 0) rc = read_choice(t, api_field(r->root, "tool_choice"), e);
     if (rc == 0) rc = list_names(r, e);
     if (rc < 0) return rc;
-    if (parallel && !json_is_boolean(parallel)) return wrong(e, "parallel_tool_calls", "a boolean");
+    if (parallel && !json_is_boolean(parallel))
+        return api_wrong_type(e, "parallel_tool_calls", "a boolean");
     t->one = t->one || json_is_false(parallel);
     if (t->n == 0) t->choice = API_TOOLS_NONE;
     r->thoughts_apart = !name || strcmp(name, "none") != 0;

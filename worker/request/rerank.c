@@ -314,10 +314,10 @@ static void put_report(const struct rank *r, const struct api_usage *u, struct b
     buf_addf(out,
              ",\"kvblend\":{\"order\":\"%s\",\"strategy\":\"%s\",\"tokens\":{\"prefix\":%llu,"
              "\"reused\":%llu,\"recomputed\":%llu,\"computed\":%llu},\"queue_ms\":%.3f",
-             m->order == API_DOCUMENT_FIRST ? "document_first" : "query_first",
-             pol_strategy_name(m->strategy), (unsigned long long)u->prefix,
-             (unsigned long long)u->reused, (unsigned long long)u->recomputed,
-             (unsigned long long)u->computed, r->pair[0].queue_ms);
+             api_order_name(m->order), pol_strategy_name(m->strategy),
+             (unsigned long long)u->prefix, (unsigned long long)u->reused,
+             (unsigned long long)u->recomputed, (unsigned long long)u->computed,
+             r->pair[0].queue_ms);
     if (m->explain) buf_adds(out, ",\"documents\":[");
     for (size_t i = 0; m->explain && i < r->q.n; i++) {
         if (i) buf_addc(out, ',');

@@ -29,9 +29,6 @@ struct wk_reranker {
     char why[240]; /* it cannot rerank; "" */
 };
 
-static const char *const order_names[] = {
-    [API_DOCUMENT_FIRST] = "document_first", [API_QUERY_FIRST] = "query_first"};
-
 static const struct form *form_of(const struct wk_reranker *k, enum api_order order)
 {
     return &k->form[order - API_DOCUMENT_FIRST];
@@ -166,9 +163,7 @@ static int choose_order(struct worker *w, struct err *err)
 {
     const char *asked = w->o.rerank_order;
 
-    if (strcmp(asked, "auto") == 0) return 0;
-    w->reranker->order =
-        strcmp(asked, "document_first") == 0 ? API_DOCUMENT_FIRST : API_QUERY_FIRST;
+    if (!api_order_parse(asked, &w->reranker->order)) return 0; /* auto */
     return form_of(w->reranker, w->reranker->order)->text
                ? 0
                : err_set(err, -EINVAL, "--rerank-order %s: --rerank-template is the other", asked);
@@ -223,7 +218,7 @@ int wk_reranker_settle(const struct worker *w, struct api_rank *q, struct api_er
     if (!form_of(k, m->order)->text)
         return api_err_set(e, API_INVALID_VALUE, "kvblend.order",
                            "Invalid 'kvblend.order': this worker's prompt is %s.",
-                           order_names[k->order]);
+                           api_order_name(k->order));
     if (m->strategy == POL_AUTO || (m->order == API_DOCUMENT_FIRST && m->strategy != POL_FULL))
         m->strategy = POL_PREFIX;
     if (!q->instruction.text)
