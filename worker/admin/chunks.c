@@ -137,6 +137,7 @@ static bool asked_for(const struct query *q, const struct store_info *i)
 
     if (q->chunks_only && i->kind != TIER_CHUNK) return false;
     if (q->by_ns && i->ns_hash != q->ns_hash) return false;
+    if (!*q->prefix) return true;
     tier_key_hex(&i->key, hex);
     return strncmp(hex, q->prefix, strlen(q->prefix)) == 0;
 }
