@@ -30,7 +30,7 @@ static void packed(struct packer *p, double n)
     if (p->o->progress) p->o->progress(p->o->progress_ctx, p->done / p->total);
 }
 
-static void scale_rows(float *x, size_t n, float by)
+void fus_scale(float *x, size_t n, float by)
 {
     for (size_t i = 0; by != 1 && i < n; i++)
         x[i] *= by;
@@ -63,7 +63,7 @@ static int pack_rows(struct packer *p, const struct span *s, struct kn_mat *to, 
     for (size_t r0 = 0; r0 < rows; r0 += step) {
         const size_t now = rows - r0 < step ? rows - r0 : step;
         int r = model_rows(m, s->w, s->layer, s->row0 + r0, now, p->rows);
-        if (s->w == MODEL_EMBED) scale_rows(p->rows, now * k, p->c->cfg.embed_scale);
+        if (s->w == MODEL_EMBED) fus_scale(p->rows, now * k, p->c->cfg.embed_scale);
         if (r == 0) r = kn_mat_fill(to, at + r0, now, p->rows);
         if (r < 0) return r;
         packed(p, (double)(now * k));
@@ -144,7 +144,7 @@ static int vectors(struct packer *p, const enum model_w *w, size_t n_w, unsigned
         if (r < 0) return r;
         n += cols;
     }
-    if (w[0] == MODEL_NORM_OUT) scale_rows(p->rows, n, p->c->cfg.logit_scale);
+    if (w[0] == MODEL_NORM_OUT) fus_scale(p->rows, n, p->c->cfg.logit_scale);
     *ret = kn_mem_alloc(p->c->dev, KN_MEM_DEVICE, n * sizeof(**ret));
     return *ret ? kn_mem_copy(p->c->dev, *ret, p->rows, n * sizeof(**ret)) : -ENOMEM;
 }

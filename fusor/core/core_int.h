@@ -126,6 +126,7 @@ struct fus_phase {
 /* Of rows [row0, row0 + m): phase A puts K,V into the pages, phase B does attention and FFN. */
 int fus_phase_a(struct fus_phase *p, size_t row0, size_t m);
 int fus_phase_b(struct fus_phase *p, size_t row0, size_t m);
+void fus_scale(float *x, size_t n, float by); /* in place */
 /* What attention of this layer has in common for all rows: heads, pages, scale, bounds. */
 struct kn_attn_args fus_attn_args(const struct fus_core *c, const struct kn_kv *kv, unsigned layer);
 /* Final norm and head of rows x [n, D] into logits [n, V]. */

@@ -101,12 +101,10 @@ static int embed_rows(struct kn_stream *st, const struct fus_core *c, const int3
 {
     if (c->embed.w) return kn_embed(st, c->embed.w, tok, m, x, c->cfg.D);
     for (size_t i = 0; i < m; i++) {
-        float *row = x + i * c->cfg.D;
-        int r = model_rows(c->model, MODEL_EMBED, 0, (size_t)tok[i], 1, row);
+        int r = model_rows(c->model, MODEL_EMBED, 0, (size_t)tok[i], 1, x + i * c->cfg.D);
         if (r < 0) return r;
-        for (size_t j = 0; c->cfg.embed_scale != 1 && j < c->cfg.D; j++)
-            row[j] *= c->cfg.embed_scale;
     }
+    fus_scale(x, m * c->cfg.D, c->cfg.embed_scale);
     return 0;
 }
 
