@@ -283,8 +283,7 @@ static int find_model(struct worker *w, struct err *err)
 
 static int load_all(struct worker *w, struct err *err)
 {
-    struct fus_engine_opts eo = {
-        .max_running = w->o.max_running, .max_queue = w->o.max_queue, .on_unit = wk_metrics_step};
+    struct fus_engine_opts eo = w->o.engine;
     int rc;
 
     const char *log = w->o.tiers.access_log;
@@ -300,6 +299,7 @@ static int load_all(struct worker *w, struct err *err)
     if ((rc = open_store(w, err)) < 0) return rc;
     if ((rc = wk_decider_open(w, err)) < 0) return rc;
     wk_guard_loaded(w);
+    eo.on_unit = wk_metrics_step;
     rc = fus_engine_create(w->core, &eo, &w->engine);
     return rc < 0 ? err_set(err, rc, "the engine could not start (%s)", err_name(rc)) : 0;
 }

@@ -9,6 +9,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "base/redis/redis_url.h"
+#include "fusor/core/engine.h"
 #include "fusor/encode/encode.h"
 #include "kernels/kn.h"
 #include "policy/order.h"
@@ -48,7 +49,8 @@ struct wk_opts {
     enum kn_arith arith;
     enum kn_weights weights;
     int kv_dtype; /* enum kn_dtype, -1 = auto */
-    unsigned threads, ctx, max_running, max_queue;
+    unsigned threads, ctx;
+    struct fus_engine_opts engine;    /* less what it calls */
     enum pol_order order;             /* of the queue */
     double ratio;                     /* < 0: the profile's */
     double guard_sample, guard_kl;    /* guard_kl 0: by the profile */

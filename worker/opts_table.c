@@ -298,6 +298,10 @@ const struct opt_def wk_opts_table[] = {
     {"served-model-name", OPT_STR, NULL, 0, 0, NULL,
      "Name in the API; several are split by commas; default: the file's name."},
     {"max-running", OPT_INT, "16", 1, 4096, NULL, "Choices decoded together."},
+    {"draft-rows", OPT_INT, "8", 0, 64, NULL,
+     "Rows of a decode step up to which it also tries tokens that followed the answer's last ones "
+     "in the prompt or the answer before (prompt look-up): more tokens a step where an answer "
+     "quotes, the same answer. 0: never."},
     {"max-queue", OPT_INT, "64", 1, 65536, NULL, "Requests waiting before 429."},
     {"order", OPT_ENUM, "sjf", 0, 0, "fifo|sjf|edf",
      "Who goes first of waiting requests: as they come, the shortest (one may be overtaken for "

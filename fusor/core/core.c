@@ -710,6 +710,12 @@ uint32_t fus_session_len(const struct fus_session *s)
     return s->len;
 }
 
+void fus_session_drop(struct fus_session *s, uint32_t n)
+{
+    ASSERT(n <= s->len);
+    s->len -= n;
+}
+
 struct kn_kv fus_pool_kv(const struct fus_core *c)
 {
     return (struct kn_kv){.base = c->pool,

@@ -76,6 +76,7 @@ int fus_session_create(struct fus_core *c, uint32_t cap_tokens,
                        struct fus_session **ret); /* -ENOMEM: pool */
 void fus_session_destroy(struct fus_session *s);
 uint32_t fus_session_len(const struct fus_session *s);
+void fus_session_drop(struct fus_session *s, uint32_t n); /* its last n tokens */
 int fus_session_fork(struct fus_session *s, uint32_t cap_tokens,
                      struct fus_session **ret); /* copies KV */
 
@@ -89,7 +90,8 @@ struct fus_decode_row {
     struct kn_draw draw;        /* how the next token is drawn; 0: that of the largest logit */
     int32_t next;               /* set to it; -1: no logit is finite */
 };
-/* One token more for each of n sessions; logits [n, V]. */
+/* One token more for each of n sessions; logits [n, V]. Several rows of a session stand together:
+ * each follows the one before it, and says what would have followed it in a step of its own. */
 int fus_decode_rows(struct fus_core *c, struct fus_decode_row *row, size_t n,
                     const atomic_bool *cancel, float *logits);
 /* The same for a caller that looks at all logits itself: append tok[i] to s[i]. */

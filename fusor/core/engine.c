@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "fusor/core/core_int.h"
+#include "fusor/core/draft.h"
 #include "fusor/core/step_budget.h"
 
 #include <pthread.h>
@@ -27,7 +28,8 @@ struct choice {
     struct fus_job *job;
     struct fus_session *s;
     struct fus_sampler *sampler;
-    int32_t last; /* token to decode next */
+    struct fus_draft *draft; /* NULL: it makes no guesses */
+    int32_t last;            /* token to decode next */
     uint32_t n_new;
     bool live;
 };
@@ -72,10 +74,12 @@ struct fus_engine {
     struct fus_prefill *build_prefill;
     bool build_turn; /* urgent builds take turns with prefill steps */
     struct fus_step_budget budget;
-    uint64_t free_ns;           /* when the last unit ended, or there was something to do again */
-    float *logits;              /* [max_running, V] */
-    struct choice **batch;      /* [max_running] */
-    struct fus_decode_row *row; /* [max_running] of them; `wants`: its token is not drawn */
+    uint64_t free_ns; /* when the last unit ended, or there was something to do again */
+    uint64_t n_drafted, n_draft_right;
+    size_t rows_max;            /* of a decode step */
+    float *logits;              /* [rows_max, V] */
+    struct choice **batch;      /* [rows_max] */
+    struct fus_decode_row *row; /* [rows_max] of them; `wants`: its token is not drawn */
     atomic_bool build_cancel;
 };
 
@@ -86,6 +90,7 @@ static void job_free(struct fus_job *j)
     for (unsigned i = 0; j->choice && i < j->req.n_choices; i++) {
         fus_session_destroy(j->choice[i].s);
         fus_sampler_destroy(j->choice[i].sampler);
+        fus_draft_destroy(j->choice[i].draft);
     }
     mem_free(j->choice);
     mem_free(j->banned);
@@ -212,6 +217,7 @@ static int take_token(struct fus_engine *e, struct fus_job *j, struct choice *c,
     c->last = t.picked.id;
     c->n_new++;
     fus_sampler_see(c->sampler, c->last, false);
+    if (c->draft) fus_draft_see(c->draft, c->last, true);
     t.end = ends_choice(j, c->last);
     const int stop = j->req.ops->on_token ? j->req.ops->on_token(j->req.ctx, &t) : 0;
     if (stop < 0) return stop;
@@ -376,6 +382,20 @@ static bool start_next(struct fus_engine *e)
 
 /* ---- prefill and decode ---- */
 
+/* To what chooses and guesses its tokens. */
+static int show_prompt(const struct fus_engine *e, const struct fus_job *j, struct choice *c)
+{
+    const struct fus_plan *p = &j->req.plan;
+    const bool guesses = e->o.draft_rows > 0 && kn_info(fus_core_dev(e->core))->gemm_invariant &&
+                         !fus_sampler_learns(c->sampler) && !fus_sampler_looks(c->sampler);
+    const int r = guesses ? fus_draft_create(p->n_tok + j->req.max_new, &c->draft) : 0;
+    for (uint32_t t = 0; r == 0 && t < p->n_tok; t++) {
+        fus_sampler_see(c->sampler, p->tok[t], true);
+        if (c->draft) fus_draft_see(c->draft, p->tok[t], false);
+    }
+    return r;
+}
+
 /* First tokens of all choices. 0, or <0 when the request failed. */
 static int first_tokens(struct fus_engine *e, struct fus_job *j, enum fus_finish *last)
 {
@@ -405,8 +425,8 @@ static int first_tokens(struct fus_engine *e, struct fus_job *j, enum fus_finish
             end_choice(e, j, c, FUS_LENGTH);
             continue;
         }
-        for (uint32_t t = 0; t < r->plan.n_tok; t++)
-            fus_sampler_see(c->sampler, r->plan.tok[t], true);
+        err = show_prompt(e, j, c);
+        if (err < 0) break;
         memcpy(e->logits, logits + (rows - 1) * V, V * sizeof(*logits));
         err = take_token(e, j, c, e->logits, -1, last);
     }
@@ -455,22 +475,44 @@ static bool prefill_step(struct fus_engine *e)
     return true;
 }
 
-/* The batch of all live choices; there are never more than max_running. */
+static void add_row(struct fus_engine *e, size_t at, struct choice *c, int32_t tok)
+{
+    struct fus_decode_row row = {.s = c->s, .tok = tok, .wants = wants_logits(c->job, c)};
+    ASSERT(at < e->rows_max);
+    if (!row.wants) {
+        row.draw = fus_sampler_draw(c->sampler);
+        row.edit = fus_sampler_edits(c->sampler, &row.n_edit);
+    }
+    e->batch[at] = c;
+    e->row[at] = row;
+}
+
+/* Rows for what will probably follow that of the choice at `at`; how many. */
+static size_t add_drafts(struct fus_engine *e, struct choice *c, size_t at, size_t most)
+{
+    const uint32_t left = c->job->req.max_new - c->n_new - 1;
+    int32_t tok[FUS_DRAFT_MOST];
+    if (!c->draft || e->row[at].wants) return 0;
+    const size_t n = fus_draft_next(c->draft, most < left ? most : left, tok);
+    for (size_t i = 0; i < n; i++)
+        add_row(e, at + 1 + i, c, tok[i]);
+    e->n_drafted += n;
+    return n;
+}
+
+/* The rows of all live choices; these are never more than max_running. */
 static size_t gather_batch(struct fus_engine *e)
 {
-    size_t n = 0;
+    size_t n = 0, room = e->o.draft_rows > e->n_choices ? e->o.draft_rows - e->n_choices : 0;
+    unsigned left = e->n_choices;
     for (struct fus_job *j = e->running; j; j = j->next)
         for (unsigned i = 0; i < j->req.n_choices; i++) {
             struct choice *c = &j->choice[i];
             if (!c->live) continue;
-            ASSERT(n < e->o.max_running);
-            struct fus_decode_row row = {.s = c->s, .tok = c->last, .wants = wants_logits(j, c)};
-            if (!row.wants) {
-                row.draw = fus_sampler_draw(c->sampler);
-                row.edit = fus_sampler_edits(c->sampler, &row.n_edit);
-            }
-            e->batch[n] = c;
-            e->row[n++] = row;
+            add_row(e, n, c, c->last);
+            const size_t n_drafts = add_drafts(e, c, n, room / left--);
+            room -= n_drafts;
+            n += 1 + n_drafts;
         }
     return n;
 }
@@ -490,19 +532,39 @@ static void fail_running(struct fus_engine *e, struct fus_job *j, int status)
     job_fail(j, status);
 }
 
+/* What the m rows of a choice say, as far as what was guessed came true. */
+static int take_rows(struct fus_engine *e, size_t at, size_t m, enum fus_finish *last)
+{
+    const size_t V = fus_core_config(e->core)->V;
+    struct choice *c = e->batch[at];
+    struct fus_job *j = c->job;
+    size_t n = 0;
+    int r;
+    do {
+        const struct fus_decode_row *row = &e->row[at + n];
+        r = take_token(e, j, c, row->wants ? e->logits + (at + n) * V : NULL, row->next, last);
+    } while (++n < m && r == 0 && c->live && e->row[at + n].tok == c->last && !wants_logits(j, c));
+    e->n_draft_right += n - 1;
+    if (!c->live) return r;
+    fus_session_drop(c->s, (uint32_t)(m - n));
+    fus_sampler_put_back(c->sampler, m - n);
+    return r;
+}
+
 static void decode_step(struct fus_engine *e)
 {
-    const size_t n = gather_batch(e), V = fus_core_config(e->core)->V;
+    const size_t n = gather_batch(e);
     struct unit u = {.u = {.work = FUS_WORK_DECODE, .rows = n, .streams = true}, .t0 = clock_ns()};
     int r = fus_decode_rows(e->core, e->row, n, NULL, e->logits);
-    for (size_t i = 0; i < n;) {
+    for (size_t i = 0, m; i < n;) {
         struct fus_job *j = e->batch[i]->job;
         enum fus_finish last = FUS_LENGTH;
         int err = r;
-        for (; i < n && e->batch[i]->job == j; i++)
-            if (err == 0 && !atomic_load(&j->cancel))
-                err = take_token(e, j, e->batch[i], e->row[i].wants ? e->logits + i * V : NULL,
-                                 e->row[i].next, &last);
+        for (; i < n && e->batch[i]->job == j; i += m) {
+            for (m = 1; i + m < n && e->batch[i + m] == e->batch[i]; m++)
+                ;
+            if (err == 0 && !atomic_load(&j->cancel)) err = take_rows(e, i, m, &last);
+        }
         if (err < 0) {
             fail_running(e, j, err);
         } else if (j->n_live == 0) {
@@ -706,6 +768,8 @@ static void *engine_main(void *arg)
         e->stats.n_running = e->prefilling != NULL;
         for (const struct fus_job *j = e->running; j; j = j->next)
             e->stats.n_running++;
+        e->stats.n_drafted = e->n_drafted;
+        e->stats.n_draft_right = e->n_draft_right;
         e->stats.kv_tokens_free = fus_core_kv_tokens_free(e->core);
         e->stats.kv_tokens_shared = fus_core_kv_tokens_shared(e->core);
         pthread_mutex_unlock(&e->m);
@@ -740,7 +804,8 @@ int fus_engine_create(struct fus_core *core, const struct fus_engine_opts *o,
     (void)pthread_condattr_setclock(&ca, CLOCK_MONOTONIC);
     pthread_cond_init(&e->wake, &ca);
     pthread_condattr_destroy(&ca);
-    const size_t n = e->o.max_running;
+    const size_t n = o->draft_rows > e->o.max_running ? o->draft_rows : e->o.max_running;
+    e->rows_max = n;
     e->logits = mem_aligned(64, n * fus_core_config(core)->V * sizeof(*e->logits));
     e->batch = mem_alloc(n * sizeof(struct choice *));
     e->row = mem_alloc(n * sizeof(*e->row));

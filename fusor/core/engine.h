@@ -37,6 +37,9 @@ struct fus_engine_unit {
 struct fus_engine_opts {
     unsigned max_running; /* choices decoded together; 0 = 16 */
     unsigned max_queue;   /* waiting requests; 0 = 64; full: -EAGAIN */
+    /* Rows that a decode step may have with guesses (draft.h) among them; 0: none are made, as
+     * where a row's result depends on the others'. */
+    unsigned draft_rows;
     void (*on_unit)(void *ctx, const struct fus_engine_unit *u); /* engine thread; may be NULL */
     void *unit_ctx;
 };
@@ -131,6 +134,7 @@ struct fus_engine_stats {
     unsigned n_waiting, n_running, n_builds, n_active;
     uint32_t kv_tokens_free, kv_tokens_shared; /* as core.h */
     uint64_t n_steps;
+    uint64_t n_drafted, n_draft_right; /* tokens that were guessed; that came true */
 };
 void fus_engine_get_stats(struct fus_engine *e, struct fus_engine_stats *ret);
 

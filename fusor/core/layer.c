@@ -501,12 +501,14 @@ static int fill_rows(struct fus_core *c, const struct fus_decode_row *row, size_
     for (size_t i = 0; i < n; i++) {
         const struct fus_decode_row *d = &row[i];
         struct fus_session *s = d->s;
+        const bool follows = i > 0 && row[i - 1].s == s;
+        const uint32_t at = follows ? (uint32_t)rows.pos[i - 1] + 1 : s->len;
         if (d->tok < 0 || (unsigned)d->tok >= c->cfg.V || d->n_edit > FUS_EDITS_MAX) return -EINVAL;
-        if (s->len >= s->cap_tokens) return -ENOSPC;
-        int r = fus_session_own(s, s->len);
+        if (at >= s->cap_tokens) return -ENOSPC;
+        int r = follows ? 0 : fus_session_own(s, at);
         if (r < 0) return r;
         rows.pages[i] = (struct kn_pages){s->page_dev, s->n_pages};
-        rows.pos[i] = (int32_t)s->len;
+        rows.pos[i] = (int32_t)at;
         rows.tok[i] = d->tok;
         rows.draw[i] = d->draw;
         rows.n_edits[i] = (uint32_t)d->n_edit;

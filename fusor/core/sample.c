@@ -102,6 +102,11 @@ void fus_sampler_see(struct fus_sampler *s, int32_t id, bool prompt)
     if (!prompt) s->edit[i].minus = p->presence + p->frequency * (float)++s->n_out[i];
 }
 
+bool fus_sampler_learns(const struct fus_sampler *s)
+{
+    return penalizes(&s->p);
+}
+
 bool fus_sampler_looks(const struct fus_sampler *s)
 {
     return s->p.n_logprobs >= 0;
@@ -113,11 +118,21 @@ const struct kn_edit *fus_sampler_edits(const struct fus_sampler *s, size_t *ret
     return s->edit;
 }
 
+static bool is_greedy(const struct fus_sampler *s)
+{
+    return !(s->p.temperature > 1e-5f);
+}
+
 struct kn_draw fus_sampler_draw(struct fus_sampler *s)
 {
     const struct fus_sampling *p = &s->p;
-    if (!(p->temperature > 1e-5f)) return (struct kn_draw){0};
+    if (is_greedy(s)) return (struct kn_draw){0};
     return kn_draw_of(p->temperature, p->top_k, p->top_p, p->min_p, rng_next(&s->rng));
+}
+
+void fus_sampler_put_back(struct fus_sampler *s, size_t n)
+{
+    if (!is_greedy(s)) s->rng.state -= n * RNG_STEP;
 }
 
 static void forbid(float *l, uint64_t bits)

@@ -45,8 +45,12 @@ bool fus_sampler_looks(const struct fus_sampler *s);
 /* Instead of a pick, where the sampler does not look: what kn_edit() and kn_draw() need to make the
  * same choice. Each draw is good for one token, edits until the next see(). */
 struct kn_draw fus_sampler_draw(struct fus_sampler *s);
+/* The last n draws were for tokens that nobody took. */
+void fus_sampler_put_back(struct fus_sampler *s, size_t n);
+/* Does what has been seen change later draws? */
+bool fus_sampler_learns(const struct fus_sampler *s);
 const struct kn_edit *fus_sampler_edits(const struct fus_sampler *s, size_t *ret_n);
-struct fus_chances { /* which ids have one; zero: all */
+struct fus_chances {       /* which ids have one; zero: all */
     const int32_t *banned; /* [n_banned] have none (min_tokens: EOS) */
     size_t n_banned;
     const uint64_t *allowed; /* one bit each [n_vocab], in words; NULL: all */

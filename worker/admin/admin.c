@@ -55,7 +55,7 @@ static void put_embedder(struct worker *w, struct buf *b)
              ",\"embeddings\":{\"waiting\":%u,\"texts\":%llu,\"tokens\":%llu,\"batches\":%llu,"
              "\"max_queue\":%u}",
              s.n_waiting, (unsigned long long)s.n_texts, (unsigned long long)s.n_tokens,
-             (unsigned long long)s.n_batches, w->o.max_queue);
+             (unsigned long long)s.n_batches, w->o.engine.max_queue);
 }
 
 static void put_model(struct worker *w, struct buf *b)
@@ -84,8 +84,9 @@ static void put_engine(struct worker *w, struct buf *b)
              "u,\"max_queue\":%u},"
              "\"builds\":{\"pending\":%u,\"built\":%llu,\"failed\":%llu}",
              e.n_waiting, e.n_running, e.n_active, e.n_builds, e.kv_tokens_free, e.kv_tokens_shared,
-             (unsigned long long)e.n_steps, w->o.max_running, w->o.max_queue, builds.n_pending,
-             (unsigned long long)builds.n_built, (unsigned long long)builds.n_failed);
+             (unsigned long long)e.n_steps, w->o.engine.max_running, w->o.engine.max_queue,
+             builds.n_pending, (unsigned long long)builds.n_built,
+             (unsigned long long)builds.n_failed);
 }
 
 static void put_store(struct worker *w, struct buf *b)
@@ -260,7 +261,7 @@ static int explain(struct wk_task *t, const struct wk_prepare *q, const struct w
 
 int wk_admin_segment(struct wk_task *t)
 {
-    const struct api_limits lim = {tok_n_vocab(t->w->tok), t->w->o.max_running};
+    const struct api_limits lim = {tok_n_vocab(t->w->tok), t->w->o.engine.max_running};
     struct wk_prompt p = {0};
     struct seg_whys whys = {0};
     struct api_req r;

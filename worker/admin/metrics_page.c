@@ -321,6 +321,10 @@ static void page_engine(struct worker *w, const struct fus_engine_stats *e,
     put(out, "kv_tokens_free", "Tokens that fit into free KV pages.", e->kv_tokens_free);
     put(out, "kv_tokens_shared", "Tokens of KV that are held once for several.",
         e->kv_tokens_shared);
+    put_head(out, "draft_tokens_total",
+             "Tokens that decode steps tried ahead, by whether they were right.");
+    put_label(out, "draft_tokens_total", "result", "right", e->n_draft_right);
+    put_label(out, "draft_tokens_total", "result", "wrong", e->n_drafted - e->n_draft_right);
     put(out, "ram_bytes", "Bytes of chunk and prefix records in RAM.", s->used_bytes);
     put(out, "ram_budget_bytes", "Hard budget of the RAM tier.", s->budget_bytes);
     put(out, "store_records", "Records in the store.", s->n_records);

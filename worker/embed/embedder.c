@@ -171,7 +171,7 @@ int wk_embedder_open(struct worker *w, struct err *err)
     TAILQ_INIT(&e->queue);
     pthread_mutex_init(&e->m, NULL);
     pthread_cond_init(&e->work, NULL);
-    e->max_queue = w->o.max_queue;
+    e->max_queue = w->o.engine.max_queue;
     w->embedder = e;
     int rc = enc_open(w->model_path, &o, &e->enc, err);
     if (rc < 0) return rc;

@@ -57,7 +57,8 @@ static int make_record(const struct worker *w, const struct redis_url *registry,
     buf_adds(&b, ",\"model\":");
     buf_add_json_str(&b, w->model_name, strlen(w->model_name));
     buf_addf(&b, ",\"group\":\"%s\",\"version\":\"%s\",\"capacity\":%u,\"epoch\":\"%llx\"}",
-             registry->group, KV_VERSION, w->o.max_running, (unsigned long long)w->fleet.epoch);
+             registry->group, KV_VERSION, w->o.engine.max_running,
+             (unsigned long long)w->fleet.epoch);
     *ret = buf_status(&b) < 0 ? NULL : buf_take(&b, NULL);
     buf_fini(&b);
     return *ret ? 0 : -ENOMEM;

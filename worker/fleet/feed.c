@@ -77,7 +77,8 @@ static void answer_reader(struct worker *w, struct wk_call *c, const struct want
 
     (void)residency_format(w->fleet.residency, &a, &b);
     if (x->load)
-        (void)wk_load_put(w->fleet.load, atomic_load(&w->reuse.ms_per_token), w->o.max_running, &b);
+        (void)wk_load_put(w->fleet.load, atomic_load(&w->reuse.ms_per_token),
+                          w->o.engine.max_running, &b);
     wk_reply(c, 200, "text/plain; charset=utf-8", NULL, &b);
 }
 

@@ -78,7 +78,7 @@ static bool open_choices(struct gen *g, struct gen_prompt *p)
 
 static int prepare_all(struct wk_task *t)
 {
-    const struct api_limits lim = {tok_n_vocab(t->w->tok), t->w->o.max_running};
+    const struct api_limits lim = {tok_n_vocab(t->w->tok), t->w->o.engine.max_running};
     struct gen *g = (struct gen *)t;
     int rc = api_parse(t->body, t->body_len, g->chat, &lim, &g->req, &t->e);
     const struct wk_prepare q = {.w = t->w, .r = &g->req, .h = &t->hints, .e = &t->e};

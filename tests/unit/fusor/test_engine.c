@@ -1,211 +1,9 @@
 /* The engine thread: queueing, batching, cancelling at every stage, choices, builds, pool limits.
  */
-#include "fusor/core/engine.h"
+#include "tests/unit/fusor/engine_kit.h"
 
 #include "base/mem.h"
 #include "tests/test.h"
-#include "tests/unit/fusor/blend_kit.h"
-
-#include <pthread.h>
-
-enum { MAX_NEW = 64, MAX_CHOICES = 4 };
-
-/* One request as its owner sees it; `m` guards all below it. */
-struct client {
-    struct fus_engine *e;
-    struct fus_job *job;
-    struct fus_request req;
-    int32_t tok[300];
-    pthread_mutex_t m;
-    pthread_cond_t changed;
-    int32_t out[MAX_CHOICES][MAX_NEW];
-    uint32_t n_out[MAX_CHOICES];
-    int choice_end[MAX_CHOICES]; /* finish + 1 */
-    int n_first, n_done;
-    struct fus_event_done done;
-    struct fus_report report;
-    struct fus_times ms;
-    bool last_end;         /* `end` of the last token */
-    int stop_after;        /* on_token says stop at this token; 0 never */
-    uint32_t cancel_after; /* fus_cancel() from inside on_token; 0 never */
-    int32_t eog;
-    int plan_error;
-    int *n_planned;   /* counted up by on_plan; NULL: not */
-    int turn;         /* what it then was */
-    bool hold;        /* on_plan waits until this is cleared */
-    uint32_t hold_at; /* if not 0: not it, but on_token at that token */
-    bool planning;
-    struct kit_chunk *chunk; /* on_plan adds it as a range at token 1 */
-    struct fus_range range;
-};
-
-static int on_plan(void *ctx, struct fus_plan *plan)
-{
-    struct client *c = ctx;
-    pthread_mutex_lock(&c->m);
-    if (c->n_planned) c->turn = ++*c->n_planned;
-    c->planning = true;
-    pthread_cond_broadcast(&c->changed);
-    while (c->hold && !c->hold_at)
-        pthread_cond_wait(&c->changed, &c->m);
-    pthread_mutex_unlock(&c->m);
-    if (c->plan_error) return c->plan_error;
-    if (!c->chunk) return 0;
-    c->range = (struct fus_range){.tok0 = 1, .n = c->chunk->n, .src = kit_source(c->chunk)};
-    plan->range = &c->range;
-    plan->n_range = 1;
-    return 0;
-}
-
-static void on_first(void *ctx, const struct fus_report *r, const struct fus_times *ms)
-{
-    struct client *c = ctx;
-    pthread_mutex_lock(&c->m);
-    c->n_first += ms->queue < 0 || ms->prefill < 0 || ms->engine <= 0 ? 1000 : 1;
-    c->report = *r;
-    c->ms = *ms;
-    pthread_mutex_unlock(&c->m);
-}
-
-static int on_token(void *ctx, const struct fus_event_token *t)
-{
-    struct client *c = ctx;
-    pthread_mutex_lock(&c->m);
-    c->out[t->choice][c->n_out[t->choice]++ % MAX_NEW] = t->picked.id;
-    c->last_end = t->end;
-    const uint32_t n = c->n_out[t->choice];
-    const bool cancel = c->cancel_after && n == c->cancel_after;
-    pthread_cond_broadcast(&c->changed);
-    while (c->hold && n == c->hold_at)
-        pthread_cond_wait(&c->changed, &c->m);
-    pthread_mutex_unlock(&c->m);
-    if (cancel) fus_cancel(c->e, c->job);
-    return c->stop_after && n == (uint32_t)c->stop_after;
-}
-
-static void on_choice(void *ctx, unsigned choice, enum fus_finish f)
-{
-    struct client *c = ctx;
-    pthread_mutex_lock(&c->m);
-    c->choice_end[choice] = (int)f + 1;
-    pthread_mutex_unlock(&c->m);
-}
-
-static void on_done(void *ctx, const struct fus_event_done *d)
-{
-    struct client *c = ctx;
-    pthread_mutex_lock(&c->m);
-    c->n_done++;
-    c->done = *d;
-    pthread_cond_broadcast(&c->changed);
-    pthread_mutex_unlock(&c->m);
-}
-
-static bool is_eog(void *ctx, int32_t id)
-{
-    return id == ((struct client *)ctx)->eog;
-}
-
-static const struct fus_request_ops ops = {on_plan, on_first, on_token, on_choice, on_done, NULL};
-
-static void client_init(struct client *c, struct kit *k, struct fus_engine *e, uint64_t seed,
-                        uint32_t n_tok, uint32_t max_new)
-{
-    memset(c, 0, sizeof(*c));
-    c->e = e;
-    c->eog = -1;
-    pthread_mutex_init(&c->m, NULL);
-    pthread_cond_init(&c->changed, NULL);
-    kit_tokens(k, seed, c->tok, n_tok);
-    c->req = (struct fus_request){.plan = {.tok = c->tok, .n_tok = n_tok, .strategy = POL_FULL},
-                                  .sampling = {.temperature = 1,
-                                               .top_p = 0.9f,
-                                               .repetition = 1,
-                                               .seed = seed,
-                                               .n_logprobs = -1},
-                                  .n_choices = 1,
-                                  .max_new = max_new,
-                                  .is_eog = is_eog,
-                                  .ops = &ops,
-                                  .ctx = c};
-}
-
-static void client_fini(struct client *c)
-{
-    pthread_mutex_destroy(&c->m);
-    pthread_cond_destroy(&c->changed);
-}
-
-static void submit(struct client *c)
-{
-    ASSERT_OK(fus_submit(c->e, &c->req, &c->job));
-}
-
-static void wait_done(struct client *c)
-{
-    pthread_mutex_lock(&c->m);
-    while (!c->n_done)
-        pthread_cond_wait(&c->changed, &c->m);
-    pthread_mutex_unlock(&c->m);
-}
-
-static void wait_planning(struct client *c)
-{
-    pthread_mutex_lock(&c->m);
-    while (!c->planning)
-        pthread_cond_wait(&c->changed, &c->m);
-    pthread_mutex_unlock(&c->m);
-}
-
-static void wait_tokens(struct client *c, uint32_t n)
-{
-    pthread_mutex_lock(&c->m);
-    while (c->n_out[0] < n && !c->n_done)
-        pthread_cond_wait(&c->changed, &c->m);
-    pthread_mutex_unlock(&c->m);
-}
-
-static void let_go(struct client *c)
-{
-    pthread_mutex_lock(&c->m);
-    c->hold = false;
-    pthread_cond_broadcast(&c->changed);
-    pthread_mutex_unlock(&c->m);
-}
-
-enum { UNITS_MAX = 20000 };
-struct rig {
-    struct kit k;
-    struct fus_engine *e;
-    uint32_t all;
-    struct fus_engine_unit *unit; /* all that the engine has done, to look at when it has ended */
-    size_t n_units;
-};
-
-static void on_unit(void *ctx, const struct fus_engine_unit *u)
-{
-    struct rig *r = ctx;
-    if (r->unit && r->n_units < UNITS_MAX) r->unit[r->n_units++] = *u;
-}
-
-static void rig_open(struct rig *r, uint64_t kv_tokens, unsigned max_running, unsigned max_queue)
-{
-    const struct tiny_opts o = {.L = 3};
-    const struct fus_engine_opts eo = {
-        .max_running = max_running, .max_queue = max_queue, .on_unit = on_unit, .unit_ctx = r};
-    r->unit = NULL;
-    r->n_units = 0;
-    kit_open(&r->k, &o, kv_tokens);
-    r->all = fus_core_kv_tokens_free(r->k.c);
-    ASSERT_OK(fus_engine_create(r->k.c, &eo, &r->e));
-}
-
-static void rig_close(struct rig *r)
-{
-    fus_engine_destroy(r->e);
-    ASSERT_EQ(fus_core_kv_tokens_free(r->k.c), r->all);
-    kit_close(&r->k);
-}
 
 TEST(twenty_requests_at_once_answer_as_one_by_one)
 {
@@ -215,10 +13,10 @@ TEST(twenty_requests_at_once_answer_as_one_by_one)
     struct client *c = mem_alloc(N * sizeof(*c)), *alone = mem_alloc(sizeof(*alone));
     for (unsigned i = 0; i < N; i++) {
         client_init(&c[i], &r.k, r.e, i + 1, 20 + i * 9, 5 + i % 20);
-        submit(&c[i]);
+        client_submit(&c[i]);
     }
     for (unsigned i = 0; i < N; i++)
-        wait_done(&c[i]);
+        client_wait(&c[i]);
     for (unsigned i = 0; i < N; i++) {
         ASSERT_EQ(c[i].n_done, 1);
         ASSERT_EQ(c[i].n_first, 1);
@@ -226,8 +24,8 @@ TEST(twenty_requests_at_once_answer_as_one_by_one)
         ASSERT_EQ(c[i].n_out[0], 5 + i % 20);
         ASSERT_EQ(c[i].report.n_computed, 20 + i * 9);
         client_init(alone, &r.k, r.e, i + 1, 20 + i * 9, 5 + i % 20);
-        submit(alone);
-        wait_done(alone);
+        client_submit(alone);
+        client_wait(alone);
         if (kn_info(fus_core_dev(r.k.c))->gemm_invariant)
             ASSERT_MEMEQ(alone->out[0], c[i].out[0], c[i].n_out[0] * sizeof(int32_t));
         client_fini(alone);
@@ -245,8 +43,8 @@ TEST(greedy_tokens_are_those_of_the_core)
     struct client *c = mem_alloc(sizeof(*c));
     client_init(c, &r.k, r.e, 5, 33, 12);
     c->req.sampling.temperature = 0;
-    submit(c);
-    wait_done(c);
+    client_submit(c);
+    client_wait(c);
     int32_t tok[64];
     double ref[96];
     memcpy(tok, c->tok, 33 * sizeof(*tok));
@@ -280,12 +78,12 @@ TEST(the_queue_is_sorted_by_when_requests_are_due)
         c[i].hold = i == 0;
     }
     for (int i = 0; i < N; i++) {
-        submit(&c[i]);
-        if (i == 0) wait_planning(&c[0]);
+        client_submit(&c[i]);
+        if (i == 0) client_wait_planning(&c[0]);
     }
-    let_go(&c[0]);
+    client_let_go(&c[0]);
     for (int i = 0; i < N; i++)
-        wait_done(&c[i]);
+        client_wait(&c[i]);
     for (int i = 0; i < N; i++) {
         ASSERT_EQ(c[i].turn, turn[i]);
         client_fini(&c[i]);
@@ -307,13 +105,13 @@ TEST(cancel_in_the_queue)
     const struct fus_capture cap = {1, 10, kit_sink(&sunk)};
     c[1].req.plan.capture = &cap;
     c[1].req.plan.n_capture = 1;
-    submit(&c[0]);
-    wait_planning(&c[0]);
-    submit(&c[1]);
+    client_submit(&c[0]);
+    client_wait_planning(&c[0]);
+    client_submit(&c[1]);
     fus_cancel(r.e, c[1].job);
-    let_go(&c[0]);
-    wait_done(&c[1]);
-    wait_done(&c[0]);
+    client_let_go(&c[0]);
+    client_wait(&c[1]);
+    client_wait(&c[0]);
     ASSERT_EQ(c[1].done.finish, FUS_CANCELLED);
     ASSERT_EQ(c[1].planning, false);
     ASSERT_EQ(sunk.done, 1);
@@ -333,11 +131,11 @@ TEST(cancel_in_prefill_and_decode)
     struct client *c = mem_alloc(sizeof(*c));
     client_init(c, &r.k, r.e, 1, 200, 8);
     c->hold = true;
-    submit(c);
-    wait_planning(c);
+    client_submit(c);
+    client_wait_planning(c);
     fus_cancel(r.e, c->job); /* it is about to prefill */
-    let_go(c);
-    wait_done(c);
+    client_let_go(c);
+    client_wait(c);
     ASSERT_EQ(c->done.finish, FUS_CANCELLED);
     ASSERT_EQ(c->n_first, 0);
     client_fini(c);
@@ -351,8 +149,8 @@ TEST(cancel_in_prefill_and_decode)
     chunk.cancel_in_layer = &seen;
     c->chunk = &chunk;
     c->req.plan.strategy = POL_REUSE;
-    submit(c);
-    wait_done(c);
+    client_submit(c);
+    client_wait(c);
     ASSERT_EQ(c->done.finish, FUS_LENGTH);
     ASSERT_EQ(c->report.n_failed_ranges, 1);
     ASSERT_EQ(chunk.released, 1);
@@ -361,8 +159,8 @@ TEST(cancel_in_prefill_and_decode)
 
     client_init(c, &r.k, r.e, 1, 60, MAX_NEW);
     c->cancel_after = 5;
-    submit(c);
-    wait_done(c);
+    client_submit(c);
+    client_wait(c);
     ASSERT_EQ(c->done.finish, FUS_CANCELLED);
     ASSERT_EQ(c->n_out[0], 5);
     ASSERT_EQ(c->choice_end[0], 0);
@@ -379,9 +177,9 @@ TEST(destroy_cancels_everything)
     struct client *c = mem_alloc(N * sizeof(*c));
     for (unsigned i = 0; i < N; i++) {
         client_init(&c[i], &r.k, r.e, i + 1, 100, LONG);
-        submit(&c[i]);
+        client_submit(&c[i]);
     }
-    wait_tokens(&c[0], 3);
+    client_wait_tokens(&c[0], 3);
     rig_close(&r);
     for (unsigned i = 0; i < N; i++) {
         ASSERT_EQ(c[i].n_done, 1);
@@ -399,19 +197,19 @@ TEST(full_queue_says_again)
     for (unsigned i = 0; i < 4; i++)
         client_init(&c[i], &r.k, r.e, i + 1, 40, 4);
     c[0].hold = true;
-    submit(&c[0]);
-    wait_planning(&c[0]);
-    submit(&c[1]);
-    submit(&c[2]);
+    client_submit(&c[0]);
+    client_wait_planning(&c[0]);
+    client_submit(&c[1]);
+    client_submit(&c[2]);
     ASSERT_ERR(fus_submit(r.e, &c[3].req, &c[3].job), -EAGAIN);
     struct fus_engine_stats st;
     fus_engine_get_stats(r.e, &st);
     ASSERT_EQ(st.n_waiting, 2);
-    let_go(&c[0]);
+    client_let_go(&c[0]);
     for (unsigned i = 0; i < 3; i++)
-        wait_done(&c[i]);
-    submit(&c[3]);
-    wait_done(&c[3]);
+        client_wait(&c[i]);
+    client_submit(&c[3]);
+    client_wait(&c[3]);
     for (unsigned i = 0; i < 4; i++)
         client_fini(&c[i]);
     mem_free(c);
@@ -425,8 +223,8 @@ TEST(three_choices_share_a_prefill)
     struct client *c = mem_alloc(2 * sizeof(*c));
     client_init(&c[0], &r.k, r.e, 9, 100, 20);
     c[0].req.n_choices = 3;
-    submit(&c[0]);
-    wait_done(&c[0]);
+    client_submit(&c[0]);
+    client_wait(&c[0]);
     ASSERT_EQ(c[0].n_first, 1);
     for (unsigned i = 0; i < 3; i++) {
         ASSERT_EQ(c[0].n_out[i], 20);
@@ -434,8 +232,8 @@ TEST(three_choices_share_a_prefill)
         /* Choice i is what a request of its own with seed + i gives. */
         client_init(&c[1], &r.k, r.e, 9, 100, 20);
         c[1].req.sampling.seed = 9 + i;
-        submit(&c[1]);
-        wait_done(&c[1]);
+        client_submit(&c[1]);
+        client_wait(&c[1]);
         if (kn_info(fus_core_dev(r.k.c))->gemm_invariant)
             ASSERT_MEMEQ(c[0].out[i], c[1].out[0], 20 * sizeof(int32_t));
         client_fini(&c[1]);
@@ -454,8 +252,8 @@ TEST(ends_by_eog_stop_id_stop_string_and_min_new)
     rig_open(&r, 64 * 32, 4, 8);
     struct client *c = mem_alloc(2 * sizeof(*c));
     client_init(&c[0], &r.k, r.e, 4, 50, 30);
-    submit(&c[0]);
-    wait_done(&c[0]);
+    client_submit(&c[0]);
+    client_wait(&c[0]);
     const int32_t end = c[0].out[0][6]; /* make the seventh token the end */
     uint32_t first = 0;
     while (c[0].out[0][first] != end)
@@ -470,8 +268,8 @@ TEST(ends_by_eog_stop_id_stop_string_and_min_new)
         if (mode == 2) c[1].stop_after = 7;
         if (mode == 3) c[1].req.ignore_eos = true;
         if (mode == 4) c[1].req.min_new = 30;
-        submit(&c[1]);
-        wait_done(&c[1]);
+        client_submit(&c[1]);
+        client_wait(&c[1]);
         const uint32_t n = mode <= 1 ? first + 1 : mode == 2 ? 7 : 30;
         ASSERT_EQ(c[1].n_out[0], n);
         ASSERT_EQ(c[1].done.finish, mode <= 2 ? FUS_STOP : FUS_LENGTH);
@@ -494,10 +292,10 @@ TEST(small_pool_queues_and_refuses_the_impossible)
     for (unsigned i = 0; i < N; i++) {
         client_init(&c[i], &r.k, r.e, i + 1, 100, 20);
         if (i == 2) c[i].req.plan.n_tok = 240; /* 260 tokens: five pages */
-        submit(&c[i]);
+        client_submit(&c[i]);
     }
     for (unsigned i = 0; i < N; i++) {
-        wait_done(&c[i]);
+        client_wait(&c[i]);
         ASSERT_EQ(c[i].done.finish, i == 2 ? FUS_FAILED : FUS_LENGTH);
         if (i == 2) ASSERT_EQ(c[i].done.status, -ENOMEM);
         client_fini(&c[i]);
@@ -515,28 +313,28 @@ TEST(context_limit_and_failing_plans)
     client_init(c, &r.k, r.e, 1, 40, 8);
     c->req.plan.tok = big;
     c->req.plan.n_tok = 513; /* ctx_max is 512 */
-    submit(c);
-    wait_done(c);
+    client_submit(c);
+    client_wait(c);
     ASSERT_EQ(c->done.status, -ERANGE);
     client_fini(c);
     client_init(c, &r.k, r.e, 1, 40, 60);
     c->req.plan.tok = big;
     c->req.plan.n_tok = 500;
-    submit(c);
-    wait_done(c);
+    client_submit(c);
+    client_wait(c);
     ASSERT_EQ(c->n_out[0], 12); /* cut to the context */
     ASSERT_EQ(c->done.finish, FUS_LENGTH);
     client_fini(c);
     client_init(c, &r.k, r.e, 1, 40, 8);
     c->plan_error = -EIO;
-    submit(c);
-    wait_done(c);
+    client_submit(c);
+    client_wait(c);
     ASSERT_EQ(c->done.finish, FUS_FAILED);
     ASSERT_EQ(c->done.status, -EIO);
     client_fini(c);
     client_init(c, &r.k, r.e, 1, 40, 0);
-    submit(c);
-    wait_done(c);
+    client_submit(c);
+    client_wait(c);
     ASSERT_EQ(c->n_first, 1);
     ASSERT_EQ(c->n_out[0], 0);
     ASSERT_EQ(c->done.finish, FUS_LENGTH);
@@ -622,12 +420,12 @@ TEST(builds_run_when_idle_and_urgent_ones_first)
         builder_init(&b[i], &r, i == 3 ? 600 : 40, i == 1 ? 0 : i == 4 ? -EIO : 1, &order);
     client_init(c, &r.k, r.e, 1, 100, 40);
     c->hold = true;
-    submit(c);
-    wait_planning(c);
+    client_submit(c);
+    client_wait_planning(c);
     for (unsigned i = 0; i < 5; i++)
         ASSERT_OK(builder_submit(&b[i], &r, i, i == 2));
-    let_go(c);
-    wait_done(c);
+    client_let_go(c);
+    client_wait(c);
     for (unsigned i = 0; i < 5; i++)
         builder_wait(&b[i]);
     ASSERT_EQ(b[2].started, 1); /* urgent */
@@ -671,22 +469,22 @@ TEST(a_build_that_is_wanted_again_is_hurried)
         client_init(&c[i], &r.k, r.e, i + 1, 100, 40);
         c[i].hold = true;
         c[i].hold_at = i ? 30 : 0;
-        submit(&c[i]);
+        client_submit(&c[i]);
     }
-    wait_planning(&c[0]);
+    client_wait_planning(&c[0]);
     for (unsigned i = 0; i < BUILDS; i++)
         ASSERT_OK(builder_submit(&b[i], &r, i, false));
     fus_build_hurry(r.e, &b[2]);
     fus_build_hurry(r.e, &r); /* nobody's */
-    let_go(&c[0]);
+    client_let_go(&c[0]);
     builder_wait(&b[2]); /* while a request waits: the others would never start */
     ASSERT_EQ(b[2].started, 1);
     ASSERT_EQ(b[2].status, 0);
     ASSERT_EQ(b[0].started, 0);
     fus_build_hurry(r.e, &b[2]); /* too late */
-    let_go(&c[1]);
+    client_let_go(&c[1]);
     for (unsigned i = 0; i < REQUESTS; i++) {
-        wait_done(&c[i]);
+        client_wait(&c[i]);
         client_fini(&c[i]);
     }
     for (unsigned i = 0; i < 2; i++)
@@ -850,12 +648,12 @@ TEST(an_idle_plan_gives_way_to_a_request)
         idler_submit(&i, r.e);
         idler_wait(&i, &i.planning);
         client_init(c, &r.k, r.e, 1, 200, 8);
-        submit(c);
+        client_submit(c);
         pthread_mutex_lock(&i.m);
         i.hold = false;
         pthread_cond_broadcast(&i.changed);
         pthread_mutex_unlock(&i.m);
-        wait_done(c);
+        client_wait(c);
         ASSERT_EQ(c->done.finish, FUS_LENGTH);
         idler_wait(&i, NULL);
         ASSERT_EQ(i.n_ended, 1);
@@ -894,107 +692,6 @@ TEST(destroy_ends_an_idle_plan)
     }
 }
 
-struct shown {
-    struct client c; /* first: its callbacks take it as their context */
-    unsigned n[MAX_CHOICES], n_late;
-    float sum;
-};
-
-static int on_logits(void *ctx, unsigned choice, const float *logits, const uint64_t **ret)
-{
-    struct shown *s = ctx;
-    s->n_late += s->n[choice]++ != s->c.n_out[choice]; /* on_token counts those */
-    s->sum += logits[0];
-    return 0;
-}
-
-TEST(logits_are_shown_before_each_token)
-{
-    static const struct fus_request_ops with = {on_plan,   on_first, on_token,
-                                                on_choice, on_done,  on_logits};
-    struct rig r;
-    struct shown *s = mem_zalloc(sizeof(*s));
-    rig_open(&r, 64 * 32, 4, 8);
-    client_init(&s->c, &r.k, r.e, 1, 40, 9);
-    s->c.req.ops = &with;
-    s->c.req.n_choices = 2;
-    submit(&s->c);
-    wait_done(&s->c);
-    for (int i = 0; i < 2; i++) {
-        ASSERT_EQ(s->n[i], 9);
-        ASSERT_EQ(s->c.n_out[i], 9);
-    }
-    ASSERT_EQ(s->n_late, 0);
-    ASSERT_TRUE(isfinite(s->sum));
-    client_fini(&s->c);
-    mem_free(s);
-    rig_close(&r);
-}
-
-static bool looks_at_some(void *ctx, unsigned choice)
-{
-    struct shown *s = ctx;
-    return s->c.n_out[choice] % 3 == 2;
-}
-
-/* Whoever wants logits gets them, and all of them together the tokens of who does not: those are
- * drawn where the logits are. */
-static void check_looks(const struct fus_sampling *how)
-{
-    enum { N = 4, NEW = 12 };
-    static const struct fus_request_ops all = {on_plan,   on_first, on_token,
-                                               on_choice, on_done,  on_logits};
-    static const struct fus_request_ops some = {on_plan, on_first,  on_token,     on_choice,
-                                                on_done, on_logits, looks_at_some};
-    struct rig r;
-    struct shown *s = mem_zalloc(N * sizeof(*s));
-    rig_open(&r, 64 * 32, N, 8);
-    for (int i = 0; i < N; i++) {
-        client_init(&s[i].c, &r.k, r.e, 5, 33, NEW);
-        s[i].c.req.sampling = *how;
-    }
-    s[1].c.req.ops = &all;
-    s[2].c.req.ops = &some;
-    s[3].c.req.sampling.n_logprobs = 0;
-    for (int i = 0; i < N; i++)
-        submit(&s[i].c);
-    for (int i = 0; i < N; i++) {
-        wait_done(&s[i].c);
-        ASSERT_EQ(s[i].c.n_out[0], NEW);
-        ASSERT_MEMEQ(s[i].c.out[0], s[0].c.out[0], NEW * sizeof(int32_t));
-    }
-    ASSERT_EQ(s[1].n[0], NEW);
-    ASSERT_EQ(s[2].n[0], 1 + NEW / 3); /* and the first, which comes from the prompt */
-    for (int i = 0; i < N; i++)
-        client_fini(&s[i].c);
-    mem_free(s);
-    rig_close(&r);
-}
-
-TEST(tokens_are_the_same_with_and_without_a_look)
-{
-    const struct fus_sampling plain = {.top_p = 1, .repetition = 1, .n_logprobs = -1, .seed = 11};
-    struct fus_sampling p = plain;
-    check_looks(&p);
-    p.temperature = 1.3f;
-    check_looks(&p);
-    p.top_p = 0.9f;
-    check_looks(&p);
-    p.top_k = 20;
-    p.min_p = 0.02f;
-    check_looks(&p);
-    static const struct fus_bias bias[] = {{3, 2}, {40, -100}, {3, 0.5f}};
-    p.bias = bias;
-    p.n_bias = 3;
-    check_looks(&p);
-    p.presence = 0.4f;
-    p.frequency = 0.7f;
-    p.repetition = 1.3f;
-    check_looks(&p);
-    p.temperature = 0;
-    check_looks(&p);
-}
-
 TEST(destroy_ends_builds)
 {
     enum { N = 12 };
@@ -1005,14 +702,14 @@ TEST(destroy_ends_builds)
     struct client *c = mem_alloc(sizeof(*c));
     client_init(c, &r.k, r.e, 1, 20, 2);
     c->hold = true;
-    submit(c);
-    wait_planning(c);
+    client_submit(c);
+    client_wait_planning(c);
     for (unsigned i = 0; i <= N; i++) {
         builder_init(&b[i], &r, 300, 1, &order);
         ASSERT_EQ(builder_submit(&b[i], &r, i, false), i < N ? 0 : -EAGAIN);
     }
-    let_go(c);
-    wait_done(c);
+    client_let_go(c);
+    client_wait(c);
     builder_wait(&b[0]);
     rig_close(&r);
     for (unsigned i = 0; i <= N; i++) {
@@ -1041,8 +738,8 @@ TEST(blend_through_the_engine)
         c[i].req.plan.strategy = i ? POL_QUERY : POL_FULL;
         c[i].req.plan.ratio = i ? 0.1f : 0;
         c[i].chunk = &b.chunk;
-        submit(&c[i]);
-        wait_done(&c[i]);
+        client_submit(&c[i]);
+        client_wait(&c[i]);
         ASSERT_EQ(c[i].done.finish, FUS_LENGTH);
     }
     ASSERT_EQ(c[1].report.n_reused, 45);
@@ -1082,8 +779,8 @@ TEST(stored_kv_under_way_stalls_nobody_else)
     c[2].req.plan.strategy = POL_REUSE;
     kit_tokens(&r.k, 77, c[2].tok + 1, 50);
     c[2].chunk = &b[0].chunk;
-    submit(&c[2]);
-    wait_done(&c[2]);
+    client_submit(&c[2]);
+    client_wait(&c[2]);
     for (int mode = 0; mode < MODES; mode++) {
         client_init(&c[0], &r.k, r.e, 1, 40, MAX_NEW);
         client_init(&c[1], &r.k, r.e, 3, 70, 10);
@@ -1092,22 +789,22 @@ TEST(stored_kv_under_way_stalls_nobody_else)
         kit_tokens(&r.k, 77, c[1].tok + 1, 50);
         c[1].chunk = &b[0].chunk;
         atomic_store(&b[0].chunk.held_layer, 2); /* its first stored layer is here, the next not */
-        submit(&c[0]);
-        wait_planning(&c[0]);
-        submit(&c[1]);
-        let_go(&c[0]);
-        wait_done(&c[0]); /* all its tokens, while the other waits */
+        client_submit(&c[0]);
+        client_wait_planning(&c[0]);
+        client_submit(&c[1]);
+        client_let_go(&c[0]);
+        client_wait(&c[0]); /* all its tokens, while the other waits */
         ASSERT_EQ(c[0].n_out[0], MAX_NEW);
         builder_init(&b[1], &r, 40, 1, &order);
         ASSERT_OK(builder_submit(&b[1], &r, 5, true));
         builder_wait(&b[1]);
         builder_fini(&b[1]);
-        wait_planning(&c[1]);
+        client_wait_planning(&c[1]);
         ASSERT_EQ(firsts(&c[1]), 0);
         if (mode == CANCELLED) fus_cancel(r.e, c[1].job);
         if (mode == FAILS) b[0].chunk.fail_layer = 2;
         if (mode != CANCELLED) atomic_store(&b[0].chunk.held_layer, 0);
-        wait_done(&c[1]);
+        client_wait(&c[1]);
         ASSERT_EQ(c[1].done.finish, mode == CANCELLED ? FUS_CANCELLED : FUS_LENGTH);
         ASSERT_EQ(c[1].report.n_failed_ranges, mode == FAILS ? 1 : 0);
         if (mode == GOES) ASSERT_TRUE(c[1].ms.engine < c[1].ms.prefill); /* it waited */
@@ -1144,16 +841,16 @@ TEST(between_two_tokens_lies_no_more_than_the_share)
         client_init(&s[i], &r.k, r.e, 100 + (uint64_t)i, 20, MAX_NEW);
         s[i].hold = true; /* until all the others are there */
         s[i].hold_at = 10;
-        submit(&s[i]);
+        client_submit(&s[i]);
     }
-    wait_tokens(&s[0], 2);
+    client_wait_tokens(&s[0], 2);
     for (int i = 0; i < N; i++) {
         client_init(&c[i], &r.k, r.e, (uint64_t)i + 1, 260 + (uint32_t)i, 2);
         kit_tokens(&r.k, 77, c[i].tok + 1, 200);
         c[i].req.plan.strategy = (enum pol_strategy)(i % POL_STRATEGY_COUNT);
         c[i].req.plan.ratio = 0.3f;
         c[i].chunk = i % 3 ? &b[0].chunk : NULL;
-        submit(&c[i]);
+        client_submit(&c[i]);
         if (i % 5 == 4) fus_cancel(r.e, c[i].job);
     }
     for (int i = 1; i < BUILDS; i++) {
@@ -1161,9 +858,9 @@ TEST(between_two_tokens_lies_no_more_than_the_share)
         ASSERT_OK(builder_submit(&b[i], &r, (uint64_t)i, true));
     }
     for (int i = 0; i < STREAMS; i++)
-        let_go(&s[i]);
+        client_let_go(&s[i]);
     for (int i = 0; i < STREAMS + N; i++)
-        wait_done(&s[i]);
+        client_wait(&s[i]);
     for (int i = 1; i < BUILDS; i++)
         builder_wait(&b[i]);
     fus_engine_destroy(r.e);

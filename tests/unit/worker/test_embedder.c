@@ -65,7 +65,7 @@ static void open_site(unsigned max_queue)
                    test_data("encoders/bert-cls"));
     site.w->o.threads = 1;
     site.w->o.arith = KN_ARITH_F32;
-    site.w->o.max_queue = max_queue;
+    site.w->o.engine.max_queue = max_queue;
     for (int32_t i = 0; i < TOKENS; i++)
         site.tok[i] = i + 5;
     memset(site.one, 0, sizeof site.one);
