@@ -350,7 +350,7 @@ int kn_glu(struct kn_stream *st, enum kn_act act, const float *gate_up, size_t l
 {
     const struct kn_row_ops *row = stream_ops(st)->row;
     if (ldg < 2 * F || ldo < F) return -EINVAL;
-    if (act == KN_GELU && !row->gelu) return -ENOTSUP;
+    if (act >= KN_GELU && !row->gelu) return -ENOTSUP;
     return m && F ? row->glu(st, act, gate_up, ldg, m, F, out, ldo) : 0;
 }
 

@@ -271,7 +271,8 @@ int kn_layernorm(struct kn_stream *st, const float *x, size_t ldx, size_t m, siz
                  size_t ldo);
 /* x [m, n] in place: x * Phi(x), the standard normal's distribution function (GELU by erf). */
 int kn_gelu(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t n);
-/* gate_up [m, 2F] (gate first) -> out [m, F] = act(gate) * up; KN_GELU on the CPU alone. */
+/* gate_up [m, 2F] (gate first) -> out [m, F] = act(gate) * up; KN_GELU and what is behind it on the
+ * CPU alone. */
 int kn_glu(struct kn_stream *st, enum kn_act act, const float *gate_up, size_t ldg, size_t m,
            size_t F, float *out, size_t ldo);
 /* x [m, n], stride ldx, in place: cap * tanh(x / cap), cap > 0. */
@@ -279,8 +280,9 @@ int kn_softcap(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t n, f
 
 /* The feed-forward part of a mixture of experts: x[i] = (accumulate: +=) the sum of h[i]'s experts,
  * each down(act(gate h) * (up h)), times their weights. Weights are the `used` largest of softmax(
- * router h), ties to the lower number, `renorm`: divided by their sum. The shared expert, if there
- * is one, is every row's, times the sigmoid of the router's last row. A row's sum goes by the
+ * router h), ties to the lower number, `renorm`: divided by their sum, which is the softmax of the
+ * largest alone. The shared expert, if there is one, is every row's, times the sigmoid of the
+ * router's last row; it has no biases. A row's sum goes by the
  * experts' numbers, so its bits are its own. h, x: [m, D] without gaps; scratch is used*m rows of
  * 2*D + 3*F floats. -EINVAL: shapes; -ENOTSUP where !has_moe. */
 enum { KN_EXPERTS_MAX = 1024 }; /* chosen: twice of what published models have */
@@ -288,6 +290,7 @@ struct kn_moe {
     struct kn_mat *router;                       /* [n, D] of kn_mat_create_f32(); shared: n + 1 */
     struct kn_mat **gate_up, **down;             /* [n] of [2F, D] (gate rows first), [D, F] each */
     struct kn_mat *shared_gate_up, *shared_down; /* [2F', D], [D, F'], or NULL both */
+    float *router_bias, *gate_up_bias, *down_bias; /* [n], [n, 2F], [n, D], or NULL each */
     unsigned n, used;
     bool renorm;
     enum kn_act act;
@@ -339,7 +342,8 @@ bool kn_finite(const void *x, enum kn_dtype t, size_t n, size_t K);
 
 /* Attention of m rows at exact positions: row i sees keys j <= pos[i], of these the last `window`
  * where there is one; rows of one sequence sorted by position. GQA: head h reads KV head h / (H/G).
- * Softmax in f32, exp of (q·k)*scale, which a cap bounds as kn_softcap() does. */
+ * Softmax in f32, exp of (q·k)*scale, which a cap bounds as kn_softcap() does. A head's sink is one
+ * score more in its softmax, of no key: it takes probability and adds nothing. */
 struct kn_attn_args {
     const float *q; /* [m, H, K], rotated */
     size_t ldq, m;
@@ -347,14 +351,15 @@ struct kn_attn_args {
     unsigned H;
     const struct kn_kv *kv;
     unsigned layer;
-    float scale, cap; /* cap 0: none */
-    unsigned window;  /* keys that a row sees, its own included; 0: all */
+    float scale, cap;  /* cap 0: none */
+    unsigned window;   /* keys that a row sees, its own included; 0: all */
+    const float *sink; /* [H] or NULL: none. On the CPU; elsewhere -ENOTSUP */
     /* [m], ascending, at most pos: the first key that row i sees, of one sequence, with no window.
      * NULL: key 0. On the CPU; elsewhere -ENOTSUP. */
     const int32_t *from;
     float *out; /* [m, H, K] */
     size_t ldo;
-    float *lse; /* [m, H] log-sum-exp of the scaled scores, or NULL */
+    float *lse; /* [m, H] log-sum-exp of the scaled scores, the sink's included, or NULL */
 };
 int kn_attn(struct kn_stream *st, const struct kn_attn_args *a);
 /* mass[j] += sum over rows and heads of the attention probability of key j, key0 <= j < key0 +

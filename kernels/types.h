@@ -20,8 +20,10 @@ struct kn_rope {
     float mscale; /* 1 unless YaRN */
 };
 
-/* What the gate of a feed-forward goes through: x sigmoid(x), GELU by its tanh form, or by erf. */
-enum kn_act { KN_SILU, KN_GELU_TANH, KN_GELU, KN_ACTS };
+/* What the gate of a feed-forward goes through: x sigmoid(x), GELU by its tanh form, or by erf, and
+ * then times up. CLAMPED: x sigmoid(1.702 x) of a gate x of 7 at most, times up + 1, up between -7
+ * and 7. */
+enum kn_act { KN_SILU, KN_GELU_TANH, KN_GELU, KN_SILU_CLAMPED, KN_ACTS };
 
 enum { KN_PIECES = 16 }; /* of a call; chosen: 640 of the 4 KB that a launch may have by value */
 /* Rows of a record: K un-rotated and V, [n, G, K] contiguous in dtype t, of positions pos0 …

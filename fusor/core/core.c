@@ -169,6 +169,31 @@ static void set_kind(struct fus_core *c, unsigned l)
     w->kv.n_norm = (size_t)(g->qk_norm_wide ? g->G : 1) * g->K;
 }
 
+/* The biases of w, `per` of each expert, to rows of n. */
+static int expert_biases(struct packer *p, enum model_w w, unsigned l, size_t per, float *to,
+                         size_t n)
+{
+    int r = 0;
+    ASSERT(per <= p->cap);
+    for (size_t e = 0; r == 0 && e < p->c->cfg.experts.n; e++) {
+        r = model_rows(p->c->model, w, l, e * per, per, p->rows);
+        if (r == 0) r = kn_mem_copy(p->c->dev, to + e * n, p->rows, per * sizeof(*to));
+    }
+    return r;
+}
+
+static int load_biases(struct packer *p, unsigned l, struct kn_moe *w)
+{
+    const size_t n = p->c->cfg.experts.n, F = p->c->cfg.experts.F, D = p->c->cfg.D;
+    int r = vectors(p, W(MODEL_ROUTER_BIAS), 1, l, &w->router_bias);
+    w->gate_up_bias = kn_mem_alloc(p->c->dev, KN_MEM_DEVICE, n * 2 * F * sizeof(*w->gate_up_bias));
+    w->down_bias = kn_mem_alloc(p->c->dev, KN_MEM_DEVICE, n * D * sizeof(*w->down_bias));
+    if (r == 0 && (!w->gate_up_bias || !w->down_bias)) r = -ENOMEM;
+    if (r == 0) r = expert_biases(p, MODEL_EXPERT_GATE_BIAS, l, F, w->gate_up_bias, 2 * F);
+    if (r == 0) r = expert_biases(p, MODEL_EXPERT_UP_BIAS, l, F, w->gate_up_bias + F, 2 * F);
+    return r < 0 ? r : expert_biases(p, MODEL_EXPERT_DOWN_BIAS, l, D, w->down_bias, D);
+}
+
 static int load_experts(struct packer *p, unsigned l)
 {
     const struct model *m = p->c->model;
@@ -190,6 +215,7 @@ static int load_experts(struct packer *p, unsigned l)
         r = pack_spans(p, kn_mat_create, both, 2, &w->gate_up[i]);
         if (r == 0) r = pack_spans(p, kn_mat_create, &back, 1, &w->down[i]);
     }
+    if (r == 0 && e->biases) r = load_biases(p, l, w);
     if (r < 0 || e->shared_F == 0) return r;
     r = pack_spans(p, kn_mat_create, gate_up, 2, &w->shared_gate_up);
     return r < 0 ? r : pack_spans(p, kn_mat_create, &down, 1, &w->shared_down);
@@ -212,6 +238,7 @@ static int load_layer(struct packer *p, unsigned l)
     if (r == 0) r = vectors(p, W(MODEL_K_BIAS, MODEL_V_BIAS), 2, l, &w->kv.bias);
     if (r == 0) r = vectors(p, W(MODEL_Q_BIAS), 1, l, &w->q.bias);
     if (r == 0) r = vectors(p, W(MODEL_O_BIAS), 1, l, &w->o.bias);
+    if (r == 0) r = vectors(p, W(MODEL_SINKS), 1, l, &w->sinks);
     if (r == 0) r = vectors(p, W(MODEL_Q_NORM), 1, l, &w->q.norm);
     if (r == 0) r = vectors(p, W(MODEL_K_NORM), 1, l, &w->kv.norm);
     set_kind(p->c, l);
@@ -532,7 +559,7 @@ fail:
     return r;
 }
 
-static void experts_fini(struct kn_moe *w)
+static void experts_fini(struct kn_dev *d, struct kn_moe *w)
 {
     for (unsigned i = 0; w->gate_up && w->down && i < w->n; i++) {
         kn_mat_destroy(w->gate_up[i]);
@@ -541,6 +568,9 @@ static void experts_fini(struct kn_moe *w)
     kn_mat_destroy(w->router);
     kn_mat_destroy(w->shared_gate_up);
     kn_mat_destroy(w->shared_down);
+    kn_mem_free(d, w->router_bias);
+    kn_mem_free(d, w->gate_up_bias);
+    kn_mem_free(d, w->down_bias);
     mem_free(w->gate_up);
     mem_free(w->down);
 }
@@ -557,7 +587,8 @@ static void layer_fini(struct kn_dev *d, struct fus_layer *w)
     kn_mem_free(d, w->norm_ffn);
     kn_mem_free(d, w->post_attn);
     kn_mem_free(d, w->post_ffn);
-    experts_fini(&w->moe);
+    kn_mem_free(d, w->sinks);
+    experts_fini(d, &w->moe);
 }
 
 void fus_core_destroy(struct fus_core *c)

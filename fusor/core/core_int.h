@@ -28,6 +28,7 @@ struct fus_layer {
     float *post_attn, *post_ffn; /* [D] and behind; NULL: there is none */
     const struct kn_rope *rope;  /* NULL: nothing is rotated */
     unsigned window;             /* keys that a row sees; 0: all */
+    float *sinks;                /* [H] or NULL */
 };
 
 /* Work memory of a prefill: one part that only operations touch, one that the host shares. */

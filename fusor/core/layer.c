@@ -92,7 +92,8 @@ struct kn_attn_args fus_attn_args(const struct fus_core *c, const struct kn_kv *
                                  .layer = layer,
                                  .scale = c->cfg.attn_scale,
                                  .cap = c->cfg.attn_cap,
-                                 .window = c->layer[layer].window};
+                                 .window = c->layer[layer].window,
+                                 .sink = c->layer[layer].sinks};
 }
 
 /* Embeddings of m tokens: from the device's table, or straight from the model's file. */

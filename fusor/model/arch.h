@@ -11,7 +11,10 @@ struct model_arch_experts {
     bool renorm;        /* weights of those used sum to 1, unless GGUF's file says it, */
     bool renorm_key;    /* or config.json's norm_topk_prob, without which they do not */
     bool shared;        /* there is one for all tokens */
+    bool biases;        /* router and experts have them */
     bool mixtral_names; /* safetensors call them as Mixtral does */
+    bool in_turns;      /* safetensors: gate and up rows take turns; MXFP4 is allowed */
+    const char *router; /* safetensors; NULL: "mlp.gate.weight" */
 };
 struct model_arch {
     const char *hf;   /* of "architectures" in config.json; NULL: GGUF alone */
@@ -20,7 +23,8 @@ struct model_arch {
     bool interleaved;    /* pairs of rotated dims stand side by side in GGUF's Q and K rows, */
     bool hf_interleaved; /* and in safetensors, too */
     bool qkv_bias, qk_norm, qk_norm_wide;
-    bool bias_key;      /* config.json: attention_bias adds q, k, v and o biases, */
+    bool bias_key;      /* config.json: attention_bias adds q, k, v and o biases (with qkv_bias:
+                           which are there without the key), */
     bool qkv_bias_key;  /* or q, k and v biases alone, which are there without the key */
     bool packed_qkv;    /* Q, K and V rows are one tensor, */
     bool packed_ffn;    /* and so are gate and up rows */
@@ -32,8 +36,12 @@ struct model_arch {
     double part;        /* config.json: which, without the key; 0: all */
     bool old_longrope;  /* config.json: rope types "su" and "yarn" are longrope */
     bool tied;          /* config.json: without tie_word_embeddings the head is the embeddings */
+    bool sinks;         /* heads have sinks */
+    bool own_yarn; /* yarn's correction range is not rounded, which GGUF cannot say, and config.json
+                      must have its settings */
     enum model_norms norms;
     const char *const *hf_norms; /* [4] tensors of MODEL_NORM_ATTN and on; NULL: as Llama's */
+    const char *gguf_norm_ffn;   /* tensor of MODEL_NORM_FFN; NULL: as Llama's */
     enum kn_act act;
     unsigned window;       /* config.json: of a file without the key */
     bool window_switch;    /* config.json: use_sliding_window says whether there is one, */

@@ -32,7 +32,8 @@ enum dim {
     DIM_EXPERT_F, /* of one */
     DIM_NF,
     DIM_ND,
-    DIM_SHARED_F
+    DIM_SHARED_F,
+    DIM_H
 };
 enum when {
     ALWAYS_THERE,
@@ -44,7 +45,9 @@ enum when {
     WITH_QK_NORM,
     IF_DENSE,
     IF_MIXED,
-    WITH_SHARED
+    WITH_SHARED,
+    WITH_SINKS,
+    WITH_EXPERT_BIAS
 };
 #define N_GLOBAL MODEL_NORM_ATTN /* kinds before it are not per layer */
 
@@ -88,6 +91,11 @@ static const struct weight_kind {
                            DIM_SHARED_F, WITH_SHARED},
     [MODEL_SHARED_ROUTER] = {"ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight", DIM_1,
                              DIM_D, WITH_SHARED},
+    [MODEL_SINKS] = {"attn_sinks.weight", "self_attn.sinks", DIM_1, DIM_H, WITH_SINKS},
+    [MODEL_ROUTER_BIAS] = {"ffn_gate_inp.bias", "mlp.router.bias", DIM_1, DIM_N, WITH_EXPERT_BIAS},
+    [MODEL_EXPERT_GATE_BIAS] = {NULL, NULL, DIM_NF, DIM_1, WITH_EXPERT_BIAS},
+    [MODEL_EXPERT_UP_BIAS] = {NULL, NULL, DIM_NF, DIM_1, WITH_EXPERT_BIAS},
+    [MODEL_EXPERT_DOWN_BIAS] = {NULL, NULL, DIM_ND, DIM_1, WITH_EXPERT_BIAS},
 };
 
 static size_t dim_size(const struct model_cfg *c, enum dim d)
@@ -104,7 +112,8 @@ static size_t dim_size(const struct model_cfg *c, enum dim d)
                            [DIM_EXPERT_F] = c->experts.F,
                            [DIM_NF] = (size_t)c->experts.n * c->experts.F,
                            [DIM_ND] = (size_t)c->experts.n * c->D,
-                           [DIM_SHARED_F] = c->experts.shared_F};
+                           [DIM_SHARED_F] = c->experts.shared_F,
+                           [DIM_H] = c->H};
     return size[d];
 }
 
@@ -119,7 +128,9 @@ static bool model_wants(const struct model_cfg *c, enum when w)
                            [WITH_QK_NORM] = c->qk_norm,
                            [IF_DENSE] = c->experts.n == 0,
                            [IF_MIXED] = c->experts.n > 0,
-                           [WITH_SHARED] = c->experts.shared_F > 0};
+                           [WITH_SHARED] = c->experts.shared_F > 0,
+                           [WITH_SINKS] = c->sinks,
+                           [WITH_EXPERT_BIAS] = c->experts.biases};
     return wanted[w];
 }
 
@@ -211,8 +222,7 @@ static const char *hf_name(const struct model_arch *a, enum model_w w)
 {
     static const char *const before[] = {"input_layernorm.weight",
                                          "post_attention_layernorm.weight", NULL, NULL};
-    if (w == MODEL_ROUTER)
-        return a->experts.mixtral_names ? "block_sparse_moe.gate.weight" : "mlp.gate.weight";
+    if (w == MODEL_ROUTER) return a->experts.router ? a->experts.router : "mlp.gate.weight";
     const size_t i = w >= MODEL_POST_ATTN ? w - MODEL_POST_ATTN + 2 : w - MODEL_NORM_ATTN;
     return (a->hf_norms ? a->hf_norms : before)[i];
 }
@@ -237,6 +247,8 @@ static struct place place_of(const struct model *m, enum model_w w)
     if (m->arch->packed_ffn && (w == MODEL_GATE || w == MODEL_UP))
         return (struct place){m->gguf ? "ffn_up.weight" : "mlp.gate_up_proj.weight",
                               w == MODEL_UP ? F : 0, 2 * F};
+    if (m->gguf && w == MODEL_NORM_FFN && m->arch->gguf_norm_ffn)
+        return (struct place){m->arch->gguf_norm_ffn, 0, 1};
     return (struct place){m->gguf ? k->gguf
                           : k->hf ? k->hf
                                   : hf_name(m->arch, w),
@@ -251,7 +263,7 @@ static const char *shape_text(struct dims d, char buf[80])
     return buf;
 }
 
-int model_take(struct model *m, const char *name, struct dims d, struct tensor **ret,
+int model_find(const struct model *m, const char *name, struct dims d, struct tensor **ret,
                struct err *err)
 {
     struct tensor *t = tensors_find(m->tensors, name);
@@ -259,10 +271,21 @@ int model_take(struct model *m, const char *name, struct dims d, struct tensor *
     if (!t) return err_set(err, -EBADMSG, "tensor \"%s\" is missing", name);
     const struct dims has = {t->planes, t->rows, t->cols};
     /* What is 1 may have lost its dimension, so only sizes are compared. */
-    if (t->n_dims > 3 || t->n_dims < 1 || has.planes != d.planes || has.rows != d.rows ||
-        has.cols != d.cols)
+    if (t->n_dims < 1 || has.planes != d.planes || has.rows != d.rows || has.cols != d.cols)
         return err_set(err, -EBADMSG, "tensor \"%s\" has shape %s, expected %s", name,
                        shape_text(has, is), shape_text(d, wanted));
+    *ret = t;
+    return 0;
+}
+
+int model_take(struct model *m, const char *name, struct dims d, struct tensor **ret,
+               struct err *err)
+{
+    struct tensor *t = NULL;
+    int r = model_find(m, name, d, &t, err);
+    if (r < 0) return r;
+    if (t->n_dims > 3)
+        return err_set(err, -EBADMSG, "tensor \"%s\" has %u dimensions", name, t->n_dims);
     if (!t->type)
         return err_set(err, -ENOTSUP, "tensor \"%s\" has type %s, which is not supported", name,
                        t->type_name);
@@ -277,7 +300,7 @@ int model_take(struct model *m, const char *name, struct dims d, struct tensor *
 /* Vectors are as short as routers are small: neither says what the file's precision is. */
 void model_bind(struct model *m, enum model_w w, unsigned layer, struct weight x)
 {
-    if (kinds[w].rows != DIM_1 && w != MODEL_ROUTER) {
+    if (kinds[w].rows != DIM_1 && kinds[w].cols != DIM_1 && w != MODEL_ROUTER) {
         if (x.type->id == QUANT_F32) m->cfg.file_f32 = true;
         if ((size_t)x.type->bytes * 8 > (size_t)x.type->block * 16)
             m->cfg.file_bf16_or_less = false;
@@ -299,8 +322,9 @@ static int bind_one(struct model *m, enum model_w w, unsigned layer, struct err 
         return err_set(err, -ENOTSUP, "vector \"%s\" is quantised (%s)", name, t->type_name);
     const size_t row_bytes = t->size_bytes / place.rows;
     model_bind(m, w, layer,
-               (struct weight){t->data + place.at * row_bytes, t->type,
-                               dim_size(&m->cfg, k->rows) * row_bytes, NULL});
+               (struct weight){.data = t->data + place.at * row_bytes,
+                               .type = t->type,
+                               .size_bytes = dim_size(&m->cfg, k->rows) * row_bytes});
     return 0;
 }
 
@@ -367,6 +391,9 @@ static void hash_weight(XXH3_state_t *st, const struct model *m, size_t at)
     const size_t n = experts ? m->cfg.experts.n : 1, bytes = x->size_bytes / n;
     for (size_t i = 0; i < n; i++)
         hash_bytes(st, x->part ? x->part[i] : x->data + i * bytes, bytes, SAMPLE / n);
+    const size_t scales = x->scales ? bytes / 16 : 0; /* a byte each of 32 codes */
+    for (size_t i = 0; scales && i < n; i++)
+        hash_bytes(st, x->scales + i * scales, scales, SAMPLE / n);
 }
 
 /* What a model differs by from those that came first goes in where it does, so that theirs stay. */
@@ -602,6 +629,18 @@ static const uint8_t *rows_at(const struct model *m, const struct weight *x, enu
     return from + row % per * row_bytes;
 }
 
+/* Rows of a weight with a step. */
+static void expert_rows(const struct weight *x, size_t cols, size_t row0, size_t n, float *out)
+{
+    uint8_t room[MODEL_PIECE * 4];
+    for (size_t i = 0; i < n; i++)
+        for (size_t c = 0, now; c < cols; c += now) {
+            now = cols - c < MODEL_PIECE ? cols - c : MODEL_PIECE;
+            quant_to_f32(x->type, model_expert_values(x, row0 + i, cols, c, now, room), now,
+                         out + i * cols + c);
+        }
+}
+
 int model_rows(const struct model *m, enum model_w w, unsigned layer, size_t row0, size_t n,
                float *out)
 {
@@ -614,7 +653,9 @@ int model_rows(const struct model *m, enum model_w w, unsigned layer, size_t row
         return 0;
     }
     size_t row_bytes = cols / x->type->block * x->type->bytes;
-    if (m->permuted && (w == MODEL_Q || w == MODEL_K)) {
+    if (x->step) {
+        expert_rows(x, cols, row0, n, out);
+    } else if (m->permuted && (w == MODEL_Q || w == MODEL_K)) {
         for (size_t i = 0; i < n; i++)
             quant_to_f32(x->type, x->data + interleaved(row0 + i, &m->cfg) * row_bytes, cols,
                          out + i * cols);
@@ -639,6 +680,19 @@ size_t model_codes_room(size_t cols)
     return cols * 2 + cols / 32 * (2 + 2) + cols / 16 * (1 + 1);
 }
 
+/* A row of a weight with a step, into ret's arrays. */
+static void expert_codes(const struct weight *x, size_t cols, size_t row,
+                         const struct codes_row *ret)
+{
+    uint8_t room[MODEL_PIECE * 4];
+    const size_t bytes = x->type->form.bits == 16 ? 2 : 1;
+    for (size_t c = 0, now; c < cols; c += now) {
+        now = cols - c < MODEL_PIECE ? cols - c : MODEL_PIECE;
+        const struct codes_row piece = {.q = ret->q + c * bytes, .d = ret->d + c / CODES_STEP};
+        quant_to_codes(x->type, model_expert_values(x, row, cols, c, now, room), now, &piece);
+    }
+}
+
 int model_codes(const struct model *m, enum model_w w, unsigned layer, size_t row, void *room,
                 struct codes_row *ret)
 {
@@ -651,7 +705,10 @@ int model_codes(const struct model *m, enum model_w w, unsigned layer, size_t ro
     int8_t *q = (int8_t *)(mins + cols / 32), *s = q + 2 * cols;
     *ret = (struct codes_row){q, d, mins, s, (uint8_t *)s + cols / 16};
     size_t n;
-    quant_to_codes(x->type, rows_at(m, x, w, row, row_bytes, &n), cols, ret);
+    if (x->step)
+        expert_codes(x, cols, row, ret);
+    else
+        quant_to_codes(x->type, rows_at(m, x, w, row, row_bytes, &n), cols, ret);
     return 0;
 }
 

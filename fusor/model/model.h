@@ -42,6 +42,7 @@ struct model_experts {
     unsigned F;        /* width of one */
     unsigned shared_F; /* of the one that every token goes through; 0: none */
     bool renorm;       /* weights of those used sum to 1 */
+    bool biases;       /* of router and experts */
 };
 struct model_cfg {
     char arch[32];                /* "llama", "mistral", "qwen2", … */
@@ -51,6 +52,7 @@ struct model_cfg {
     unsigned ctx_max; /* tokens the model was made for */
     float rms_eps;
     bool qkv_bias, o_bias, tied;
+    bool sinks;                 /* each head has one: kn_attn() */
     bool qk_norm, qk_norm_wide; /* each head of Q and K is normed; wide: all heads as one vector */
     enum model_norms norms;
     enum kn_act act;
@@ -95,6 +97,11 @@ enum model_w {                  /* weight kinds; per-layer ones take a layer ind
                MODEL_SHARED_UP,     /* [shared_F, D] */
                MODEL_SHARED_DOWN,   /* [D, shared_F] */
                MODEL_SHARED_ROUTER, /* [D] */
+               MODEL_SINKS,         /* [H] */
+               MODEL_ROUTER_BIAS,   /* [experts.n] */
+               MODEL_EXPERT_GATE_BIAS,
+               MODEL_EXPERT_UP_BIAS,   /* [experts.n * experts.F, 1] */
+               MODEL_EXPERT_DOWN_BIAS, /* [experts.n * D, 1] */
                MODEL_W_COUNT
 };
 struct model;

@@ -1,10 +1,13 @@
 /* The experts of a mixture: their settings, and their tensors as files have them. GGUF files have
  * one tensor of all experts' rows for each of gate, up and down; Hugging Face folders one for each
- * expert, or one of all with gate above up. All become one weight each: rows expert after expert,
- * wherever they stand. */
+ * expert, one of all with gate above up, or one in which gate and up take turns: there rows are
+ * columns, or, in MXFP4, codes and scales are two tensors. All become one weight each: rows expert
+ * after expert, wherever they stand.
+ * Source of that MXFP4: transformers' integration of the format. */
 #include "fusor/model/model_int.h"
 
 #include <stdio.h>
+#include <string.h>
 
 enum { N_KINDS = 3 }; /* gate, up, down, as in enum model_w */
 
@@ -43,18 +46,35 @@ static const uint8_t **places(struct model *m, unsigned layer, unsigned kind)
     return m->parts + ((size_t)layer * N_KINDS + kind) * m->cfg.experts.n;
 }
 
+static enum model_w bias_kind(unsigned kind)
+{
+    return (enum model_w)(MODEL_EXPERT_GATE_BIAS + kind);
+}
+
+/* A tensor whose rows are the weight's. */
+static int bind_whole(struct model *m, enum model_w w, unsigned layer, const char *name,
+                      struct dims d, struct err *err)
+{
+    struct tensor *t = NULL;
+    int r = model_take(m, name, d, &t, err);
+    if (r < 0) return r;
+    model_bind(m, w, layer,
+               (struct weight){.data = t->data, .type = t->type, .size_bytes = t->size_bytes});
+    return 0;
+}
+
 static int bind_gguf(struct model *m, unsigned layer, struct err *err)
 {
     static const char *const names[N_KINDS] = {"gate", "up", "down"};
     int r = 0;
     for (unsigned k = 0; r == 0 && k < N_KINDS; k++) {
+        const struct dims d = shape_of(&m->cfg, k, m->cfg.experts.n);
         char name[64];
-        struct tensor *t = NULL;
         (void)snprintf(name, sizeof(name), "blk.%u.ffn_%s_exps.weight", layer, names[k]);
-        r = model_take(m, name, shape_of(&m->cfg, k, m->cfg.experts.n), &t, err);
-        if (r == 0)
-            model_bind(m, weight_kind(k), layer,
-                       (struct weight){t->data, t->type, t->size_bytes, NULL});
+        r = bind_whole(m, weight_kind(k), layer, name, d, err);
+        if (r < 0 || !m->cfg.experts.biases) continue;
+        (void)snprintf(name, sizeof(name), "blk.%u.ffn_%s_exps.bias", layer, names[k]);
+        r = bind_whole(m, bias_kind(k), layer, name, (struct dims){1, d.planes, d.rows}, err);
     }
     return r;
 }
@@ -68,8 +88,9 @@ static void bind_fused(struct model *m, unsigned layer, unsigned kind, unsigned 
         const uint8_t **at = places(m, layer, kind + k);
         for (size_t e = 0; e < n; e++)
             at[e] = t->data + (e * n_kinds + k) * bytes;
-        model_bind(m, weight_kind(kind + k), layer,
-                   (struct weight){t->data, t->type, n * bytes, at});
+        model_bind(
+            m, weight_kind(kind + k), layer,
+            (struct weight){.data = t->data, .type = t->type, .size_bytes = n * bytes, .part = at});
     }
 }
 
@@ -100,6 +121,108 @@ static int bind_separate(struct model *m, unsigned layer, unsigned kind, struct 
     return 0;
 }
 
+/* ---- gate and up in turns ---- */
+
+/* A tensor of bytes of n_dims dimensions. */
+static int take_bytes(struct model *m, const char *name, unsigned n_dims, struct dims d,
+                      struct tensor **ret, struct err *err)
+{
+    int r = model_find(m, name, d, ret, err);
+    if (r < 0) return r;
+    if ((*ret)->n_dims != n_dims || strcmp((*ret)->type_name, "U8") != 0)
+        return err_set(err, -EBADMSG, "tensor \"%s\" has %u dimensions of %s, expected %u of U8",
+                       name, (*ret)->n_dims, (*ret)->type_name, n_dims);
+    (*ret)->used = true;
+    return 0;
+}
+
+/* Codes [n, rows, cols / 32, 16], two to a byte, and their scales [n, rows, cols / 32]. */
+static int take_mxfp4(struct model *m, const char *name, struct dims d, struct weight *ret,
+                      struct err *err)
+{
+    char part[128];
+    struct tensor *codes = NULL, *scales = NULL;
+    const struct quant_type *type = quant_type(QUANT_MXFP4);
+    if (d.cols % type->block != 0)
+        return err_set(err, -EBADMSG, "tensor \"%s\" has rows of %zu, no whole blocks of %u", name,
+                       d.cols, type->block);
+    (void)snprintf(part, sizeof(part), "%s_blocks", name);
+    int r = take_bytes(m, part, 4, (struct dims){d.planes, d.rows, d.cols / 2}, &codes, err);
+    (void)snprintf(part, sizeof(part), "%s_scales", name);
+    if (r == 0)
+        r = take_bytes(m, part, 3, (struct dims){d.planes, d.rows, d.cols / type->block}, &scales,
+                       err);
+    if (r < 0) return r;
+    *ret = (struct weight){
+        .data = codes->data, .type = type, .size_bytes = codes->size_bytes, .scales = scales->data};
+    return 0;
+}
+
+/* n_kinds weights from `kind` on, of which one tensor has the rows in turns, and their biases. */
+static int bind_turns(struct model *m, unsigned layer, unsigned kind, unsigned n_kinds,
+                      const char *rest, struct err *err)
+{
+    struct dims d = shape_of(&m->cfg, kind, m->cfg.experts.n);
+    struct weight w, bias;
+    struct tensor *t = NULL;
+    char name[96], codes[112];
+    int r;
+    d.rows *= n_kinds;
+    (void)snprintf(name, sizeof(name), "model.layers.%u.mlp.experts.%s", layer, rest);
+    (void)snprintf(codes, sizeof(codes), "%s_blocks", name);
+    if (tensors_find(m->tensors, codes)) {
+        r = take_mxfp4(m, name, d, &w, err);
+    } else {
+        r = model_take(m, name, (struct dims){d.planes, d.cols, d.rows}, &t, err);
+        if (r == 0)
+            w = (struct weight){
+                .data = t->data, .type = t->type, .size_bytes = t->size_bytes, .columns = d.rows};
+    }
+    if (r < 0) return r;
+    (void)snprintf(codes, sizeof(codes), "%s_bias", name);
+    r = model_take(m, codes, (struct dims){1, d.planes, d.rows}, &t, err);
+    if (r < 0) return r;
+    bias = (struct weight){.data = t->data, .type = t->type, .size_bytes = t->size_bytes};
+    w.step = bias.step = n_kinds;
+    for (unsigned k = 0; k < n_kinds; k++) {
+        w.first = bias.first = k;
+        model_bind(m, weight_kind(kind + k), layer, w);
+        model_bind(m, bias_kind(kind + k), layer, bias);
+    }
+    return 0;
+}
+
+/* A block of such MXFP4 as GGUF has it: its scale, and the codes of which value i and value i + 16
+ * share a byte, where here it is values 2 i and 2 i + 1. */
+static void join_block(uint8_t scale, const uint8_t *codes, uint8_t *out)
+{
+    out[0] = scale;
+    for (unsigned i = 0; i < 16; i++) {
+        const unsigned shift = i % 2 * 4;
+        const unsigned low = codes[i / 2] >> shift & 15, high = codes[8 + i / 2] >> shift & 15;
+        out[1 + i] = (uint8_t)(low | high << 4);
+    }
+}
+
+const uint8_t *model_expert_values(const struct weight *x, size_t row, size_t cols, size_t col,
+                                   size_t n, uint8_t room[MODEL_PIECE * 4])
+{
+    const struct quant_type *t = x->type;
+    const size_t at = x->first + row * x->step;
+    if (x->scales) {
+        const size_t block = (at * cols + col) / t->block;
+        for (size_t b = 0; b < n / t->block; b++)
+            join_block(x->scales[block + b], x->data + (block + b) * 16, room + b * t->bytes);
+        return room;
+    }
+    if (!x->columns) return x->data + (at * cols + col) * t->bytes;
+    const size_t rows = x->columns;
+    const uint8_t *from = x->data + (at / rows * cols + col) * rows * t->bytes;
+    for (size_t i = 0; i < n; i++)
+        memcpy(room + i * t->bytes, from + (i * rows + at % rows) * t->bytes, t->bytes);
+    return room;
+}
+
 int model_bind_experts(struct model *m, unsigned layer, struct err *err)
 {
     char joined[64], down[64];
@@ -107,6 +230,10 @@ int model_bind_experts(struct model *m, unsigned layer, struct err *err)
     struct dims both = shape_of(&m->cfg, 0, m->cfg.experts.n);
     int r = 0;
     if (m->gguf) return bind_gguf(m, layer, err);
+    if (m->arch->experts.in_turns) {
+        r = bind_turns(m, layer, 0, 2, "gate_up_proj", err);
+        return r < 0 ? r : bind_turns(m, layer, 2, 1, "down_proj", err);
+    }
     (void)snprintf(joined, sizeof(joined), "model.layers.%u.mlp.experts.gate_up_proj", layer);
     (void)snprintf(down, sizeof(down), "model.layers.%u.mlp.experts.down_proj", layer);
     if (!tensors_find(m->tensors, joined)) {

@@ -122,6 +122,7 @@ static int read_rope(struct model *m, struct keys *k, struct err *err)
     if (strcmp(type, "yarn") != 0)
         return err_set(err, -ENOTSUP, "rope type \"%.40s\" is not supported", type);
     r->type = ROPE_YARN;
+    r->no_truncate = m->arch->own_yarn;
     r->beta_fast = get(k, "rope.scaling.yarn_beta_fast", 32);
     r->beta_slow = get(k, "rope.scaling.yarn_beta_slow", 1);
     double ext = get(k, "rope.scaling.yarn_ext_factor", 1);
@@ -184,6 +185,7 @@ static int read_experts(struct model *m, struct keys *k, struct err *err)
     if (r == 0) r = get_count(k, "expert_feed_forward_length", c->F, &e->F, err);
     if (shared) e->shared_F = shared->rows < MODEL_F_MAX ? (unsigned)shared->rows : UINT32_MAX;
     e->renorm = a->renorm;
+    e->biases = a->biases;
     (void)gguf_bool(m->gguf, key(k, "expert_weights_norm"), &e->renorm);
     return r;
 }
@@ -257,6 +259,7 @@ int model_from_gguf(struct model *m, struct err *err)
     m->permuted = a->interleaved;
     c->qk_norm = a->qk_norm;
     c->qk_norm_wide = a->qk_norm_wide;
+    c->sinks = a->sinks;
     c->norms = a->norms;
     c->act = a->act;
     struct keys k = {.g = m->gguf, .arch = c->arch};

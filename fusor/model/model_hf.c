@@ -204,7 +204,7 @@ static int read_rope(struct reader *d, struct model *m, json_t *j)
     json_t *s = take(d, j, given(j, "rope_parameters") ? "rope_parameters" : "rope_scaling");
     json_t *local_s = NULL, *nested;
     const char *key;
-    if (s && !json_is_object(s))
+    if (s ? !json_is_object(s) : a->own_yarn && d->r == 0)
         return err_set(d->err, -EBADMSG, "the rope settings are no object");
     json_object_foreach(s, key, nested)
     {
@@ -310,18 +310,37 @@ static int read_scales(struct reader *d, struct model *m, json_t *j)
     return d->r;
 }
 
-static int refuse_hf_features(struct reader *d, const struct model_arch *a, json_t *j)
+static int refuse_activation(struct reader *d, const struct model_arch *a, json_t *j)
 {
-    static const char *const acts[] = {[KN_SILU] = "silu", [KN_GELU_TANH] = "gelu_pytorch_tanh"};
-    json_t *act = json_object_get(j, a->act == KN_SILU ? "hidden_act" : "hidden_activation");
-    const char *name = act ? json_string_value(act) : acts[a->act];
-    if (!name || strcmp(name, acts[a->act]) != 0)
+    const bool gelu = a->act == KN_GELU_TANH;
+    const char *own = gelu ? "gelu_pytorch_tanh" : "silu";
+    json_t *act = json_object_get(j, gelu ? "hidden_activation" : "hidden_act");
+    const char *name = act ? json_string_value(act) : own;
+    if (!name || strcmp(name, own) != 0)
         return err_set(d->err, -ENOTSUP, "activation \"%.40s\" is not supported",
                        name ? name : "?");
+    if (a->act != KN_SILU_CLAMPED) return 0;
+    const double limit = real(d, j, "swiglu_limit", 7), alpha = real(d, j, "swiglu_alpha", 1.702);
+    if (d->r == 0 && (limit != 7 || alpha != 1.702))
+        return err_set(d->err, -ENOTSUP, "swiglu_limit %g with swiglu_alpha %g is not supported",
+                       limit, alpha);
+    return d->r;
+}
+
+static bool in_mxfp4(const struct model_arch *a, json_t *quantization)
+{
+    const char *method = json_string_value(json_object_get(quantization, "quant_method"));
+    return a->experts.in_turns && method && strcmp(method, "mxfp4") == 0;
+}
+
+static int refuse_hf_features(struct reader *d, const struct model_arch *a, json_t *j)
+{
+    int r = refuse_activation(d, a, j);
+    if (r < 0) return r;
     if (flag(d, j, "use_bidirectional_attention", false))
         return err_set(d->err, -ENOTSUP, "attends in both directions");
     if (given(j, "clip_qkv")) return err_set(d->err, -ENOTSUP, "clamps Q, K and V (clip_qkv)");
-    if (given(j, "quantization_config"))
+    if (given(j, "quantization_config") && !in_mxfp4(a, json_object_get(j, "quantization_config")))
         return err_set(d->err, -ENOTSUP, "has a quantization_config, which is not supported");
     if (flag(d, j, "mlp_bias", false))
         return err_set(d->err, -ENOTSUP, "has biases in its feed-forward part (mlp_bias)");
@@ -349,6 +368,7 @@ static int read_experts(struct reader *d, struct model *m, json_t *j)
     e->used = count(d, j, "num_experts_per_tok", -1);
     e->F = count(d, j, a->width, -1);
     e->renorm = a->renorm_key ? flag(d, j, "norm_topk_prob", false) : a->renorm;
+    e->biases = a->biases;
     if (a->shared) e->shared_F = count(d, j, "shared_expert_intermediate_size", -1);
     if (count(d, j, "decoder_sparse_step", 1) != 1 || json_array_size(dense) > 0)
         return err_set(d->err, -ENOTSUP, "has layers without experts");
@@ -371,11 +391,13 @@ static int read_config(struct model *m, json_t *j, struct err *err)
     if (r == 0) r = read_scales(&d, m, j);
     if (r < 0) return r;
     c->tied = flag(&d, j, "tie_word_embeddings", a->tied);
-    c->o_bias = a->bias_key && flag(&d, j, "attention_bias", false);
-    c->qkv_bias = flag(&d, j, "qkv_bias", a->qkv_bias || c->o_bias);
+    c->o_bias = a->bias_key && flag(&d, j, "attention_bias", a->qkv_bias);
+    c->qkv_bias = a->bias_key ? c->o_bias : a->qkv_bias;
+    c->qkv_bias = flag(&d, j, "qkv_bias", c->qkv_bias);
     if (a->qkv_bias_key) c->qkv_bias = flag(&d, j, "attention_bias", true);
     c->qk_norm = a->qk_norm;
     c->qk_norm_wide = a->qk_norm_wide;
+    c->sinks = a->sinks;
     c->norms = a->norms;
     c->act = a->act;
     m->norm_less_one = a->norm_less_one;

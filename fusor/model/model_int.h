@@ -15,6 +15,10 @@ struct weight {          /* one bound tensor, or as many as there are experts */
     const struct quant_type *type;
     size_t size_bytes;          /* of all of it */
     const uint8_t *const *part; /* [experts.n] where each one's rows are; NULL: all from data on */
+    /* How folders have the experts of a family that takes turns (model_experts.c). */
+    unsigned step, first;  /* row r is their row first + r * step; 0: rows are as they are */
+    size_t columns;        /* those are columns, so many of each expert; 0: rows */
+    const uint8_t *scales; /* of MXFP4 codes that stand apart from them, or NULL */
 };
 
 struct model {
@@ -61,11 +65,13 @@ void model_scale_residual(struct model_cfg *c, double embed, double residual);
 /* A copy of n divisors of frequencies, the caller's in any case. -EBADMSG: no numbers above 0. */
 int model_own_factors(const void *f, size_t n, const char *name, float **ret, struct err *err);
 /* ---- model.c ---- */
-/* The tensor of this name, which has this shape and a known type, is used. -EBADMSG,
- * -ENOTSUP. */
 struct dims {
     size_t planes, rows, cols;
 };
+/* The tensor of this name, which has this shape. -EBADMSG. */
+int model_find(const struct model *m, const char *name, struct dims d, struct tensor **ret,
+               struct err *err);
+/* The same of a known type and at most three dimensions is used. -EBADMSG, -ENOTSUP. */
 int model_take(struct model *m, const char *name, struct dims d, struct tensor **ret,
                struct err *err);
 void model_bind(struct model *m, enum model_w w, unsigned layer, struct weight x);
@@ -74,6 +80,11 @@ void model_bind(struct model *m, enum model_w w, unsigned layer, struct weight x
  * weights of a layer. */
 int model_settle_experts(struct model_cfg *c, struct err *err);
 int model_bind_experts(struct model *m, unsigned layer, struct err *err);
+/* Values [col, col + n) of row `row` of a weight with a step, as quant.h reads them: where they
+ * stand, or put together in room. n at most MODEL_PIECE, col and n whole blocks. */
+enum { MODEL_PIECE = 256 };
+const uint8_t *model_expert_values(const struct weight *x, size_t row, size_t cols, size_t col,
+                                   size_t n, uint8_t room[MODEL_PIECE * 4]);
 /* shape.c: what a matrix of a random model is drawn from, and rows of any weight of it. */
 struct rng_field shape_field(const struct model *m, enum model_w w, unsigned layer);
 void shape_rows(const struct model *m, enum model_w w, unsigned layer, size_t row0, size_t n,

@@ -74,8 +74,8 @@ static int bad_tensor(const char *name, const char *why, struct err *err)
     return err_set(err, -EBADMSG, "tensor \"%.80s\" %s", name, why);
 }
 
-/* Shape of a tensor: number of values; planes, rows and columns of what has at most three
- * dimensions. */
+/* Shape of a tensor: number of values; planes, rows and columns of what has at most four
+ * dimensions, of which the last two count as one then. */
 static int read_shape(json_t *shape, struct tensor *t, size_t *ret_n, struct err *err)
 {
     size_t n = 1, rank = json_array_size(shape), dim[ST_DIMS_MAX];
@@ -89,6 +89,7 @@ static int read_shape(json_t *shape, struct tensor *t, size_t *ret_n, struct err
         if (!size_mul(n, dim[i], &n)) return bad_tensor(t->name, "has an absurd shape", err);
     }
     t->n_dims = (unsigned)rank;
+    if (rank == 4 && n > 0) dim[--rank - 1] *= dim[3];
     t->planes = rank == 3 ? dim[0] : 1;
     t->rows = rank == 2 || rank == 3 ? dim[rank - 2] : 1;
     t->cols = rank >= 1 && rank <= 3 ? dim[rank - 1] : 1;

@@ -17,8 +17,8 @@ struct tensor {
     const struct quant_type *type; /* NULL: unknown, see type_name */
     char type_name[16];            /* as the file calls it */
     unsigned n_dims;               /* after dropping outer dimensions of 1; vectors 1 */
-    size_t planes, rows, cols;     /* of n_dims 1 to 3; what there is not is 1 */
-    bool used;                     /* bound to a weight */
+    size_t planes, rows, cols; /* of n_dims 1 to 3, safetensors: 4 (the last two as one), else 1 */
+    bool used;                 /* bound to a weight */
 };
 struct tensors {
     struct tensor *t;

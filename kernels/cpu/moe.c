@@ -138,16 +138,21 @@ static int gather_item(struct kn_stream *st, void *arg, size_t item)
     return 0;
 }
 
-/* [pairs, k] to [pairs, n] by the weight of each pair's expert. */
+/* [pairs, k] to [pairs, n] by the weight of each pair's expert, and its bias of [n] each. */
 static int products(struct kn_stream *st, const struct work *w, struct kn_mat *const *by,
-                    const float *a, size_t k, float *c, size_t n)
+                    const float *bias, const float *a, size_t k, float *c, size_t n)
 {
     size_t n_gemms = 0;
     for (unsigned e = 0; e < w->e->n; e++) {
         const size_t at = w->first[e], m = w->first[e + 1] - at;
         if (m)
-            w->gemm[n_gemms++] = (struct kn_gemm_args){
-                .a = a + at * k, .lda = k, .m = m, .w = by[e], .c = c + at * n, .ldc = n};
+            w->gemm[n_gemms++] = (struct kn_gemm_args){.a = a + at * k,
+                                                       .lda = k,
+                                                       .m = m,
+                                                       .w = by[e],
+                                                       .bias = bias ? bias + e * n : NULL,
+                                                       .c = c + at * n,
+                                                       .ldc = n};
     }
     return kn_cpu_gemms(st, w->gemm, n_gemms);
 }
@@ -196,17 +201,23 @@ static int combine_item(struct kn_stream *st, void *arg, size_t item)
 
 static int run(struct kn_stream *st, struct work *w)
 {
-    const struct kn_gemm_args router = {
-        .a = w->h, .lda = w->D, .m = w->m, .w = w->e->router, .c = w->logits, .ldc = w->n_logits};
+    const struct kn_moe *e = w->e;
+    const struct kn_gemm_args router = {.a = w->h,
+                                        .lda = w->D,
+                                        .m = w->m,
+                                        .w = e->router,
+                                        .bias = e->router_bias,
+                                        .c = w->logits,
+                                        .ldc = w->n_logits};
     int r = kn_cpu_gemm(st, &router);
     if (r == 0) r = kn_par(st, items_of(w->m), route_item, w);
     if (r < 0) return r;
     group(w);
     r = kn_par(st, items_of(w->pairs), gather_item, w);
-    if (r == 0) r = products(st, w, w->e->gate_up, w->in, w->D, w->gate_up, 2 * w->F);
-    if (r == 0) r = kn_glu(st, w->e->act, w->gate_up, 2 * w->F, w->pairs, w->F, w->act, w->F);
-    if (r == 0) r = products(st, w, w->e->down, w->act, w->F, w->out, w->D);
-    if (r == 0 && w->e->shared_down) r = shared_expert(st, w);
+    if (r == 0) r = products(st, w, e->gate_up, e->gate_up_bias, w->in, w->D, w->gate_up, 2 * w->F);
+    if (r == 0) r = kn_glu(st, e->act, w->gate_up, 2 * w->F, w->pairs, w->F, w->act, w->F);
+    if (r == 0) r = products(st, w, e->down, e->down_bias, w->act, w->F, w->out, w->D);
+    if (r == 0 && e->shared_down) r = shared_expert(st, w);
     return r < 0 ? r : kn_par(st, items_of(w->m), combine_item, w);
 }
 
@@ -224,6 +235,7 @@ int kn_cpu_moe(struct kn_stream *st, const struct kn_moe *e, const float *h, siz
                      .n_logits = e->router->n};
     const bool shared = e->shared_down;
     if (w.n_logits != e->n + (size_t)shared || w.pairs > UINT32_MAX) return -EINVAL;
+    if (shared && (e->router_bias || e->gate_up_bias || e->down_bias)) return -EINVAL;
     if (e->gate_up[0]->n != 2 * w.F || e->gate_up[0]->k != w.D || e->down[0]->n != w.D)
         return -EINVAL;
     if (shared && (e->shared_gate_up->n != 2 * e->shared_down->k || e->shared_gate_up->k != w.D ||

@@ -770,7 +770,7 @@ static struct cu_attn attn_of(const struct kn_dev *d, const struct kn_attn_args 
 
 static int attn(struct kn_stream *st, const struct kn_attn_args *a)
 {
-    if (a->from) return -ENOTSUP;
+    if (a->from || a->sink) return -ENOTSUP;
     const struct cu_attn c = attn_of(st->dev, a);
     const size_t floats = cu_attn_parts(st->dev->cu, &c);
     float *parts = floats ? scratch(st, SLOT_PARTS, floats * sizeof *parts) : NULL;

@@ -22,6 +22,16 @@ VF_INLINE vf gelu_mul(vf g, vf u)
     return vf_mul(vf_div(g, vf_add(vf_set1(1.0f), e)), u);
 }
 
+/* See enum kn_act. Of two numbers the bound comes first, so that NaN stays. */
+VF_INLINE vf silu_clamped_mul(vf g, vf u)
+{
+    const vf most = vf_set1(7.0f), least = vf_set1(-7.0f);
+    g = vf_min(most, g);
+    u = vf_max(least, vf_min(most, u));
+    const vf e = vf_exp(vf_mul(g, vf_set1(-1.702f)));
+    return vf_mul(vf_div(g, vf_add(vf_set1(1.0f), e)), vf_add(u, vf_set1(1.0f)));
+}
+
 /* cap * tanh(x / cap) = cap - 2 cap / (1 + e^(2 x / cap)), where the exponent is x * by in powers
  * of two. Off by 1e-7 of cap; NaN stays NaN. */
 VF_INLINE vf softcapped(vf x, float cap, float by)

@@ -62,12 +62,16 @@ VF_INLINE void chunk_cap(const struct chunk *c, float *s, size_t n)
         vf_store(s + i, softcapped(vf_load(s + i), cap * LOG2_E, 2 / cap));
 }
 
+/* A sink is as if a key with this score and no value had been seen before all others. */
 static void chunk_clear(struct chunk *c, size_t rows)
 {
+    const float *sink = c->a->sink;
     memset(c->o, 0, rows * c->Kp * sizeof *c->o);
     memset(c->l, 0, rows * VL * sizeof *c->l);
-    for (size_t t = 0; t < rows; t++)
-        c->m[t] = -INFINITY;
+    for (size_t t = 0; t < rows; t++) {
+        c->m[t] = sink ? sink[chunk_head(c, t)] * LOG2_E : -INFINITY;
+        if (sink) c->l[t * VL] = 1;
+    }
 }
 
 static void chunk_finish(const struct chunk *c)

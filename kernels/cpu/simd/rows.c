@@ -130,6 +130,11 @@ static void geglu(const float *gate, const float *up, size_t F, float *out)
     glu(gelu_erf_mul, gate, up, F, out);
 }
 
+static void swiglu_clamped(const float *gate, const float *up, size_t F, float *out)
+{
+    glu(silu_clamped_mul, gate, up, F, out);
+}
+
 static void softcap(float *x, size_t n, float cap)
 {
     for (size_t i = 0; i < n; i += VL) {
@@ -358,7 +363,12 @@ const struct kn_simd KN_TABLE = {
     .codes_panel = KN_NAME(codes_panel),
     .attn = {sizeof(float), KN_NAME(attn_put), KN_NAME(attn_scratch), KN_NAME(attn),
              KN_NAME(attn_mass)},
-    .row = {rmsnorm, rmsnorm_add, layernorm, gelu, {swiglu, geglu_tanh, geglu}, softcap},
+    .row = {rmsnorm,
+            rmsnorm_add,
+            layernorm,
+            gelu,
+            {swiglu, geglu_tanh, geglu, swiglu_clamped},
+            softcap},
     .rope = rope,
     .sqdist = sqdist,
     .stored = {encode_f16, decode_f16, encode_bf16, decode_bf16, encode_q8, decode_q8},

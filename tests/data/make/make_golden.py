@@ -65,17 +65,14 @@ def versions():
 
 def load_model(name):
     """A model of tests/data/models: a folder, or a GGUF twin whose values replace the folder's."""
-    import torch
-    from transformers import AutoModelForCausalLM
+    import make_tiny_models as tiny
 
-    folder = os.path.join(DATA, "models", name.split(".")[0])
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32,
-                                                 attn_implementation="eager").eval()
+    model = tiny.load(os.path.join(DATA, "models", name.split(".")[0]))
     if not name.endswith(".gguf"):
         return model
     import gguf
-    import make_tiny_models as tiny
     import numpy as np
+    import torch
 
     tensors = {t.name: t for t in gguf.GGUFReader(os.path.join(DATA, "models", name)).tensors}
     c = model.config
@@ -199,11 +196,12 @@ def main():
         make_real(what[what.index("real") + 1])
     if "models" in what:
         models = os.path.join(DATA, "models")
-        # F32 twins have the logits of their folder; test_golden.c compares them with those.
+        # These twins have the logits of their folder; test_golden.c compares them with those.
+        twins = (".F32.gguf", "gpt-oss-mxfp4.MXFP4.gguf")
         names = what[what.index("models") + 1:]
         for name in names or sorted(os.listdir(models)):
             if os.path.exists(os.path.join(models, name, "config.json")) or (
-                    name.endswith(".gguf") and not name.endswith(".F32.gguf")):
+                    name.endswith(".gguf") and not name.endswith(twins)):
                 make_model(name)
 
 

@@ -33,6 +33,15 @@ def longrope(n, original):
                 short_factor=[1 + 0.1 * i for i in range(n)], long_factor=[1 + 2.5 * i for i in range(n)])
 
 
+def gpt_oss(original):
+    return dict(hidden_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+                intermediate_size=32, num_local_experts=4, num_experts_per_tok=2, sliding_window=12,
+                pad_token_id=0,
+                rope_parameters=dict(rope_type="yarn", rope_theta=150000.0, factor=2048 / original,
+                                     beta_fast=32.0, beta_slow=1.0, truncate=False,
+                                     original_max_position_embeddings=original))
+
+
 GELU = dict(hidden_act="gelu_pytorch_tanh", hidden_activation="gelu_pytorch_tanh")
 
 # name: (config class, settings, options). Seeds: the first whose greedy path has no near-ties.
@@ -159,12 +168,14 @@ MODELS = {
                                   norm_topk_prob=False, num_hidden_layers=2,
                                   rope_parameters=dict(rope_type="default", rope_theta=10000.0)),
               dict()),
+    "gpt-oss": ("GptOssConfig", gpt_oss(64), dict(bf16=True)),
+    "gpt-oss-mxfp4": ("GptOssConfig", gpt_oss(128), dict(classic=True, bf16=True, mxfp4=True)),
 }
 GGUF = [("llama3", "Q8_0"), ("llama-linear", "F32"), ("qwen2", "F32"), ("qwen3", "F32"),
         ("smollm2", "F32"), ("gemma2", "F32"), ("gemma3", "F32"), ("phi3", "F32"),
         ("phi3-long", "F32"), ("granite", "F32"), ("smollm3", "F32"), ("olmo2", "F32"),
         ("glm4", "F32"), ("mixtral", "MXFP4"), ("qwen3moe", "F32"), ("qwen2moe", "F32"),
-        ("olmoe", "F32")]
+        ("olmoe", "F32"), ("gpt-oss", "F32"), ("gpt-oss-mxfp4", "MXFP4")]
 
 
 def randomize(model, seed, less_one=False):
@@ -172,7 +183,9 @@ def randomize(model, seed, less_one=False):
     g = torch.Generator().manual_seed(seed)
     gain = {"q_proj": 1.6, "k_proj": 1.6, "v_proj": 1.2, "o_proj": 1.2, "gate_proj": 1.5,
             "up_proj": 1.5, "down_proj": 1.5, "lm_head": 3.0, "qkv_proj": 1.5, "gate_up_proj": 1.5,
-            "experts": 1.5, "gate": 2.0, "shared_expert_gate": 1.5}
+            "experts": 1.5, "gate": 2.0, "shared_expert_gate": 1.5, "router": 2.0}
+    if model.config.model_type == "gpt_oss":
+        gain["experts"] = 4.0  # gates and ups reach their bounds
     with torch.no_grad():
         for name, p in model.named_parameters():
             part = name.split(".")[-2]
@@ -185,6 +198,8 @@ def randomize(model, seed, less_one=False):
                 p.copy_(mean - (1.0 if less_one else 0.0) + 0.3 * r)
             elif name.endswith("bias"):
                 p.copy_(0.5 * r)
+            elif name.endswith("sinks"):
+                p.copy_(1.0 + 1.5 * r)
             elif part == "embed_tokens":
                 p.copy_(r * (3.0 / math.sqrt(p.shape[1])) if model.config.tie_word_embeddings else r)
             else:
@@ -273,6 +288,49 @@ def write_tokenizer(folder, thinks):
             f.write("\n")
 
 
+def in_mxfp4(folder):
+    """The experts of a folder become MXFP4 as OpenAI stores it: rows for columns, codes and scales apart."""
+    import gguf
+    from safetensors.torch import load_file, save_file
+
+    path = os.path.join(folder, "model.safetensors")
+    tensors = load_file(path)
+    for name in [n for n in tensors if n.endswith(("gate_up_proj", "down_proj")) and "experts" in n]:
+        x = tensors.pop(name).float().numpy().transpose(0, 2, 1)
+        raw = gguf.quants.quantize(np.ascontiguousarray(x), gguf.GGMLQuantizationType.MXFP4)
+        raw = raw.reshape(*x.shape[:2], x.shape[2] // 32, 17)
+        codes = np.concatenate([raw[..., 1:] & 15, raw[..., 1:] >> 4], axis=-1)  # [..., 32]
+        tensors[name + "_blocks"] = torch.from_numpy(codes[..., 0::2] | codes[..., 1::2] << 4)
+        tensors[name + "_scales"] = torch.from_numpy(raw[..., 0].copy())
+    save_file(tensors, path, metadata={"format": "pt"})
+    config = os.path.join(folder, "config.json")
+    with open(config) as f:
+        c = json.load(f)
+    c["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": [
+        "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}
+    with open(config, "w") as f:
+        json.dump(c, f, indent=2, sort_keys=True)
+        f.write("\n")
+
+
+def load(folder):
+    """A model of these folders in f32, MXFP4 decoded by transformers (which itself would want a GPU)."""
+    from safetensors.torch import load_file
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    config = transformers.AutoConfig.from_pretrained(folder)
+    settings = dict(dtype=torch.float32, attn_implementation="eager")
+    if not hasattr(config, "quantization_config"):
+        return AutoModelForCausalLM.from_pretrained(folder, **settings).eval()
+    del config.quantization_config
+    tensors = load_file(os.path.join(folder, "model.safetensors"))
+    for name in [n.removesuffix("_blocks") for n in tensors if n.endswith("_blocks")]:
+        tensors[name] = convert_moe_packed_tensors(tensors.pop(name + "_blocks"), tensors.pop(name + "_scales"))
+    model = AutoModelForCausalLM.from_config(config, **settings).eval()
+    model.load_state_dict({n: x.float() for n, x in tensors.items()})
+    return model
+
+
 def make(name):
     cls, settings, opt = MODELS[name]
     config = getattr(transformers, cls)(**{**BASE, **settings})
@@ -289,6 +347,8 @@ def make(name):
         os.remove(extra)
     if opt.get("classic"):
         classic_config(os.path.join(folder, "config.json"))
+    if opt.get("mxfp4"):
+        in_mxfp4(folder)
     if opt.get("tokenizer"):
         write_tokenizer(folder, opt.get("thinks", False))
 
@@ -329,10 +389,18 @@ EXPERTS = {"mlp.experts.gate_up_proj": ["ffn_gate_exps", "ffn_up_exps"],
 
 def gguf_names(name, arch):
     """The tensors of a GGUF file that a parameter becomes: halves of its second dimension."""
-    rest = name.split(".", 3)[-1]
+    rest, kind = name.split(".", 3)[-1].removesuffix("_bias"), "bias" if name.endswith("_bias") else "weight"
     if rest in EXPERTS:
-        return [f"blk.{name.split('.')[2]}.{n}.weight" for n in EXPERTS[rest]]
+        return [f"blk.{name.split('.')[2]}.{n}.{kind}" for n in EXPERTS[rest]]
     return [gguf_name(name, arch)]
+
+
+def gguf_parts(x, n, turns):
+    """What those tensors hold of x; turns: rows of experts are columns, and the n take turns."""
+    if turns:
+        x = np.swapaxes(x, 1, -1)
+        return [x[:, i::n] for i in range(n)]
+    return np.split(x, n, axis=1) if x.ndim > 2 else [x]
 
 
 PACKED = {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
@@ -341,6 +409,8 @@ BEHIND = {"post_attention_layernorm": "post_attention_norm",
 OWN = {"gemma2": {**BEHIND, "pre_feedforward_layernorm": "ffn_norm"}, "olmo2": BEHIND,
        "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"}}
 OWN["gemma3"] = OWN["gemma2"]
+OWN["gpt-oss"] = {"post_attention_layernorm": "post_attention_norm", "mlp.router": "ffn_gate_inp",
+                  "self_attn.sinks": "attn_sinks"}
 INTERLEAVED = ("llama", "granite", "smollm3")  # by the converter; GLM's rows are from the start
 
 
@@ -352,7 +422,7 @@ def gguf_name(name, arch="llama"):
     if name == "lm_head.weight":
         return "output.weight"
     _, _, layer, rest = name.split(".", 3)
-    stem, kind = rest.rsplit(".", 1)
+    stem, kind = (rest, "weight") if rest.endswith("sinks") else rest.rsplit(".", 1)
     names = {**NAMES, **PACKED, **OWN.get(arch, {})}
     return f"blk.{layer}.{names[stem]}.{kind}"
 
@@ -360,10 +430,10 @@ def gguf_name(name, arch="llama"):
 def make_gguf(name, qtype):
     import gguf
 
-    model = AutoModelForCausalLM.from_pretrained(os.path.join(OUT, name), dtype=torch.float32)
+    model = load(os.path.join(OUT, name))
     c = model.config
     arch = {"mistral": "llama", "mixtral": "llama", "gemma3_text": "gemma3", "qwen2_moe": "qwen2moe",
-            "qwen3_moe": "qwen3moe"}.get(c.model_type, c.model_type)
+            "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"}.get(c.model_type, c.model_type)
     k = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
     w = gguf.GGUFWriter(os.path.join(OUT, f"{name}.{qtype}.gguf"), arch)
     w.add_name(f"tiny {name}")
@@ -378,7 +448,7 @@ def make_gguf(name, qtype):
     w.add_rope_freq_base(rope["rope_theta"])
     w.add_rope_dimension_count(int(k * rope.get("partial_rotary_factor", 1)))
     w.add_vocab_size(c.vocab_size)
-    if arch.startswith("gemma"):
+    if arch.startswith("gemma") or arch == "gpt-oss":
         w.add_sliding_window(c.sliding_window)
     if arch == "gemma2":
         w.add_attn_logit_softcapping(c.attn_logit_softcapping)
@@ -402,6 +472,8 @@ def make_gguf(name, qtype):
     if experts:
         w.add_expert_count(experts)
         w.add_expert_used_count(c.num_experts_per_tok)
+    if arch == "gpt-oss":
+        w.add_expert_feed_forward_length(c.intermediate_size)
     if hasattr(c, "moe_intermediate_size"):
         w.add_expert_feed_forward_length(c.moe_intermediate_size)
     if hasattr(c, "shared_expert_intermediate_size"):
@@ -445,12 +517,12 @@ def make_gguf(name, qtype):
         if key.endswith("shared_expert_gate.weight"):
             x = x[0]
         names = gguf_names(key, arch)
-        for n, part in zip(names, np.split(x, len(names), axis=1) if x.ndim > 2 else [x]):
+        for n, part in zip(names, gguf_parts(x, len(names), arch == "gpt-oss" and "experts" in key)):
             part = np.ascontiguousarray(part)
-            if qtype == "F32" or x.ndim == 1 or "ffn_gate_inp" in n:
+            if qtype == "F32" or x.ndim == 1 or "ffn_gate_inp" in n or n.endswith("bias"):
                 w.add_tensor(n, part)
             else:
-                t = gguf.GGMLQuantizationType[qtype]
+                t = gguf.GGMLQuantizationType[qtype if arch != "gpt-oss" or "exps" in n else "BF16"]
                 w.add_tensor(n, gguf.quants.quantize(part, t), raw_dtype=t)
     w.write_header_to_file()
     w.write_kv_data_to_file()
@@ -482,13 +554,13 @@ def split_gguf(name, n_parts):
         w.close()
 
 
-def make_seed():
+def make_seed(name, arch):
     """A mixture that is small enough to be a seed of fuzz_gguf (4096 bytes)."""
     import gguf
 
-    d, f, n, vocab, arch = 4, 2, 2, 4, "qwen2moe"
+    d, f, n, vocab = 4, 2, 2, 4
     os.makedirs(SEEDS, exist_ok=True)
-    w = gguf.GGUFWriter(os.path.join(SEEDS, "mixture"), arch)
+    w = gguf.GGUFWriter(os.path.join(SEEDS, name), arch)
     for add, value in ((w.add_block_count, 1), (w.add_context_length, 64), (w.add_embedding_length, d),
                        (w.add_feed_forward_length, f), (w.add_head_count, 2), (w.add_head_count_kv, 1),
                        (w.add_layer_norm_rms_eps, 1e-5), (w.add_expert_count, n),
@@ -496,13 +568,21 @@ def make_seed():
         add(value)
     shapes = {"attn_norm": (d,), "ffn_norm": (d,), "attn_q": (d, d), "attn_k": (d // 2, d),
               "attn_v": (d // 2, d), "attn_output": (d, d), "ffn_gate_inp": (n, d),
-              "ffn_gate_exps": (n, f, d), "ffn_up_exps": (n, f, d), "ffn_down_exps": (n, d, f),
-              "ffn_gate_shexp": (f, d), "ffn_up_shexp": (f, d), "ffn_down_shexp": (d, f),
-              "ffn_gate_inp_shexp": (d,)}
-    shapes = {"token_embd": (vocab, d), "output_norm": (d,),
-              **{f"blk.0.{k}": v for k, v in shapes.items()}}
-    for name, shape in shapes.items():
-        w.add_tensor(name + ".weight", np.ones(shape, dtype=np.float32))
+              "ffn_gate_exps": (n, f, d), "ffn_up_exps": (n, f, d), "ffn_down_exps": (n, d, f)}
+    biases = {}
+    if arch == "gpt-oss":
+        w.add_sliding_window(16)
+        shapes["post_attention_norm"] = shapes.pop("ffn_norm")
+        biases = {k: shape[:1] if len(shape) == 2 else shape[:2] for k, shape in shapes.items() if len(shape) > 1}
+        shapes["attn_sinks"] = (2,)
+    else:
+        shapes.update({"ffn_gate_shexp": (f, d), "ffn_up_shexp": (f, d), "ffn_down_shexp": (d, f),
+                       "ffn_gate_inp_shexp": (d,)})
+    shapes = {"token_embd.weight": (vocab, d), "output_norm.weight": (d,),
+              **{f"blk.0.{k}.weight": v for k, v in shapes.items()},
+              **{f"blk.0.{k}.bias": v for k, v in biases.items()}}
+    for tensor, shape in shapes.items():
+        w.add_tensor(tensor, np.ones(shape, dtype=np.float32))
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
@@ -521,7 +601,8 @@ def main():
             print("made", name, qtype)
     if "qwen3" in names:
         split_gguf("qwen3", 3)
-    make_seed()
+    make_seed("mixture", "qwen2moe")
+    make_seed("gpt-oss", "gpt-oss")
 
 
 if __name__ == "__main__":

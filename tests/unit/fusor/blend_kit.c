@@ -184,8 +184,13 @@ void kit_open(struct kit *k, const struct tiny_opts *o, uint64_t kv_tokens)
 {
     struct err err = {0};
     struct tiny_opts mixed = *o;
-    if (getenv("KVBLEND_TEST_EXPERTS")) /* the same with experts, one of them shared */
+    const char *experts = getenv("KVBLEND_TEST_EXPERTS");
+    if (experts && strcmp(experts, "gpt-oss") == 0) { /* with all that gpt-oss has */
+        mixed.experts = (struct model_experts){8, 3, 20, .renorm = true, .biases = true};
+        mixed.sinks = mixed.clamped = mixed.qkv_bias = mixed.o_bias = true;
+    } else if (experts) { /* the same with experts, one of them shared */
         mixed.experts = (struct model_experts){8, 3, 20, 12, .renorm = o->qkv_bias};
+    }
     ASSERT_OK(tiny_model_create(&mixed, &k->m));
     k->cfg = model_config(k->m);
     const uint64_t page = kn_kv_layer_values(k->cfg->G, k->cfg->K) * k->cfg->L * sizeof(float);

@@ -289,6 +289,26 @@ TEST(olmoe_gguf)
     check_mixture("olmoe.F32.gguf", "olmoe");
 }
 
+TEST(gpt_oss_in_bf16)
+{
+    check_mixture("gpt-oss", "gpt-oss");
+}
+
+TEST(gpt_oss_gguf)
+{
+    check_mixture("gpt-oss.F32.gguf", "gpt-oss");
+}
+
+TEST(gpt_oss_in_mxfp4)
+{
+    check_mixture("gpt-oss-mxfp4", "gpt-oss-mxfp4");
+}
+
+TEST(gpt_oss_gguf_in_mxfp4)
+{
+    check_mixture("gpt-oss-mxfp4.MXFP4.gguf", "gpt-oss-mxfp4");
+}
+
 TEST(smollm2_135m)
 {
     static const char kind[] = ".Q4_1.gguf";

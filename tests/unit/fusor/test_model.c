@@ -216,6 +216,8 @@ TEST(gguf_twins_hold_the_same_weights)
     same_weights("qwen3moe", "qwen3moe.F32.gguf"); /* a tensor for each expert */
     same_weights("qwen2moe", "qwen2moe.F32.gguf"); /* one for all of them */
     same_weights("olmoe", "olmoe.F32.gguf");
+    same_weights("gpt-oss", "gpt-oss.F32.gguf"); /* columns of gate and up in turns */
+    same_weights("gpt-oss-mxfp4", "gpt-oss-mxfp4.MXFP4.gguf");
 }
 
 TEST(mixtures)
@@ -235,6 +237,10 @@ TEST(mixtures)
         {"qwen2moe.F32.gguf", "qwen2moe", {5, 2, 24, 40, false}, 88, true},
         {"olmoe", "olmoe", {6, 2, 16, 0, false}, 32, true},
         {"olmoe.F32.gguf", "olmoe", {6, 2, 16, 0, false}, 32, true},
+        {"gpt-oss", "gpt-oss", {4, 2, 32, 0, true, true}, 64, false},
+        {"gpt-oss.F32.gguf", "gpt-oss", {4, 2, 32, 0, true, true}, 64, true},
+        {"gpt-oss-mxfp4", "gpt-oss", {4, 2, 32, 0, true, true}, 64, false},
+        {"gpt-oss-mxfp4.MXFP4.gguf", "gpt-oss", {4, 2, 32, 0, true, true}, 64, false},
     };
     for (size_t i = 0; i < sizeof(mixed) / sizeof(mixed[0]); i++) {
         struct model *m = open_model(mixed[i].name);
@@ -245,6 +251,8 @@ TEST(mixtures)
         ASSERT_EQ(c->experts.F, mixed[i].e.F);
         ASSERT_EQ(c->experts.shared_F, mixed[i].e.shared_F);
         ASSERT_EQ(c->experts.renorm, mixed[i].e.renorm);
+        ASSERT_EQ(c->experts.biases, mixed[i].e.biases);
+        ASSERT_EQ(model_has(m, MODEL_EXPERT_DOWN_BIAS, 1), mixed[i].e.biases);
         ASSERT_EQ(c->F, mixed[i].F);
         ASSERT_EQ(c->file_f32, mixed[i].f32); /* whatever the router is */
         ASSERT_EQ(c->file_bf16_or_less, !mixed[i].f32);
@@ -258,8 +266,9 @@ TEST(mixtures)
 /* From one expert's rows on into the next one's. */
 TEST(rows_of_experts_in_pieces)
 {
-    static const char *const names[] = {"qwen3moe", "qwen2moe", "qwen2moe.F32.gguf"};
-    for (size_t i = 0; i < 3; i++) {
+    static const char *const names[] = {"qwen3moe", "qwen2moe", "qwen2moe.F32.gguf", "gpt-oss",
+                                        "gpt-oss-mxfp4"};
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         struct model *m = open_model(names[i]);
         const size_t rows = model_w_rows(m, MODEL_EXPERT_UP), D = model_config(m)->D;
         float out[7 * 48];
@@ -276,11 +285,12 @@ TEST(rows_of_experts_in_pieces)
     }
 }
 
-/* Taken apart and put together again, every row is what it is; GGUF's permuted ones, too. */
-static void same_in_codes(const char *name, unsigned bits)
+/* Taken apart and put together again, every row of these is what it is; GGUF's permuted ones, too.
+ */
+static void same_in_codes_of(const char *name, unsigned bits, int from, int to)
 {
     struct model *m = open_model(name);
-    for (int w = 0; w < MODEL_W_COUNT; w++) {
+    for (int w = from; w < to; w++) {
         const size_t rows = model_w_rows(m, (enum model_w)w), k = model_w_cols(m, (enum model_w)w);
         const struct codes_form f = model_form(m, (enum model_w)w, 1);
         struct codes_row c;
@@ -304,11 +314,18 @@ static void same_in_codes(const char *name, unsigned bits)
     model_close(m);
 }
 
+static void same_in_codes(const char *name, unsigned bits)
+{
+    same_in_codes_of(name, bits, 0, MODEL_W_COUNT);
+}
+
 TEST(rows_in_codes_are_the_same_rows)
 {
     same_in_codes("llama3.Q8_0.gguf", 8);
     same_in_codes("yi", 16);
     same_in_codes("mixtral.MXFP4.gguf", 4);
+    same_in_codes_of("gpt-oss", 16, 0, MODEL_SINKS); /* biases have a column each */
+    same_in_codes_of("gpt-oss-mxfp4", 4, MODEL_EXPERT_GATE, MODEL_SHARED_GATE);
 }
 
 TEST(what_is_f32_has_no_codes)
@@ -376,6 +393,34 @@ TEST(factors_follow_the_context)
     ASSERT_EQ(r.type, ROPE_LLAMA3);
     ASSERT_EQ(r.factor, 8);
     model_close(m);
+}
+
+TEST(gpt_oss)
+{
+    static const char *const names[] = {"gpt-oss", "gpt-oss.F32.gguf", "gpt-oss-mxfp4",
+                                        "gpt-oss-mxfp4.MXFP4.gguf"};
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        struct model *m = open_model(names[i]);
+        const struct model_cfg *c = model_config(m);
+        json_error_t je;
+        json_t *j = json_load_file(
+            test_data(i < 2 ? "golden/gpt-oss.json" : "golden/gpt-oss-mxfp4.json"), 0, &je);
+        ASSERT_TRUE(j != NULL);
+        ASSERT_TRUE(c->sinks && c->qkv_bias && c->o_bias && !c->tied && !c->qk_norm);
+        ASSERT_EQ(c->act, KN_SILU_CLAMPED);
+        ASSERT_EQ(c->window, 12);
+        ASSERT_EQ(c->K, 16);
+        for (unsigned l = 0; l < 3; l++)
+            ASSERT_EQ(model_layer_is(c, l, MODEL_LAYER_LOCAL), l != 1);
+        ASSERT_TRUE(model_has(m, MODEL_SINKS, 2) && model_has(m, MODEL_ROUTER_BIAS, 0));
+        ASSERT_EQ(model_w_cols(m, MODEL_SINKS), c->H);
+        ASSERT_EQ(c->rope.type, ROPE_YARN);
+        check_rope(c, &c->rope, json_object_get(j, "inv_freq"), json_object_get(j, "rope_mscale"));
+        check_rope(c, &c->rope_local, json_object_get(j, "inv_freq"),
+                   json_object_get(j, "rope_mscale"));
+        json_decref(j);
+        model_close(m);
+    }
 }
 
 TEST(rope_frequencies_equal_transformers)
@@ -541,6 +586,25 @@ static const struct {
      -ENOTSUP, "without types of layers"},
     {"qwen2moe", "{\"qkv_bias\":false}", -ENOTSUP, "is not known"},
     {"olmoe", "{\"clip_qkv\":8.0}", -ENOTSUP, "clip_qkv"},
+    {"gpt-oss", "{\"swiglu_limit\":8}", -ENOTSUP, "swiglu_limit 8"},
+    {"gpt-oss", "{\"swiglu_alpha\":1.7}", -ENOTSUP, "swiglu_alpha 1.7"},
+    {"gpt-oss", "{\"swiglu_limit\":\"x\"}", -EBADMSG, "is not a number"},
+    {"gpt-oss", "{\"hidden_act\":\"gelu\"}", -ENOTSUP, "activation \"gelu\""},
+    {"gpt-oss", "{\"rope_parameters\":null}", -EBADMSG, "rope settings are no object"},
+    {"gpt-oss", "{\"attention_bias\":false}", -ENOTSUP, "is not known"},
+    {"gpt-oss", "{\"intermediate_size\":16}", -EBADMSG,
+     "gate_up_proj\" has shape [4, 32, 64], expected [4, 32, 32]"},
+    {"gpt-oss", "{\"quantization_config\":{\"quant_method\":\"fp8\"}}", -ENOTSUP,
+     "quantization_config"},
+    {"gpt-oss-mxfp4", "{\"quantization_config\":{\"quant_method\":4}}", -ENOTSUP,
+     "quantization_config"},
+    {"gpt-oss-mxfp4", "{\"num_local_experts\":5}", -EBADMSG, "expected [5, 32]"},
+    {"gpt-oss-mxfp4", "{\"intermediate_size\":64}", -EBADMSG,
+     "gate_up_proj_blocks\" has shape [4, 64, 16], expected [4, 128, 16]"},
+    {"gpt-oss-mxfp4", "{\"layer_types\":[\"full_attention\",\"x\",1]}", -ENOTSUP,
+     "layer type \"x\""},
+    {"llama2", "{\"quantization_config\":{\"quant_method\":\"mxfp4\"}}", -ENOTSUP,
+     "quantization_config"},
     {"olmoe", "{\"architectures\":[\"Qwen3MoeForCausalLM\"],\"moe_intermediate_size\":16}",
      -EBADMSG, "q_norm.weight\" has shape [1, 32], expected [1, 16]"},
 };
@@ -554,6 +618,94 @@ TEST(refused_by_name)
         if (r != refusals[i].code || m || !strstr(err.msg, refusals[i].why))
             test_fail(__FILE__, __LINE__, "%s: %d \"%s\"", refusals[i].patch, r, err.msg);
     }
+}
+
+/* A folder whose tensors' header says `is` where it said `was`, which is as long. */
+static int open_retold(const char *model, const char *was, const char *is, struct err *err)
+{
+    struct folder f;
+    char rel[96];
+    size_t len;
+    struct model *m = NULL;
+    ASSERT_EQ(strlen(was), strlen(is));
+    folder_init(&f, model);
+    (void)snprintf(rel, sizeof(rel), "models/%s/model.safetensors", model);
+    uint8_t *p = read_whole(test_data(rel), &len), *at = memmem(p, len, was, strlen(was));
+    ASSERT_TRUE(at != NULL);
+    memcpy(at, is, strlen(is));
+    ASSERT_OK(unlink(f.weights));
+    FILE *out = fopen(f.weights, "wb");
+    ASSERT_TRUE(out != NULL);
+    ASSERT_EQ(fwrite(p, 1, len, out), len);
+    ASSERT_EQ(fclose(out), 0);
+    (void)snprintf(rel, sizeof(rel), "models/%s/config.json", model);
+    char *config = realpath(test_data(rel), NULL);
+    ASSERT_EQ(symlink(config, f.config), 0);
+    const int r = model_open(f.dir, &m, err);
+    model_close(m);
+    free(config);
+    mem_free(p);
+    folder_fini(&f);
+    return r;
+}
+
+TEST(mxfp4_that_does_not_fit_is_refused)
+{
+    static const struct {
+        const char *was, *is;
+        int code;
+        const char *why;
+    } cases[] = {
+        {"[4,64,1,16]", "[4,64,2, 8]", 0, ""}, /* the same bytes */
+        {"[4,64,1,16]", "[4,16,4,16]", -EBADMSG,
+         "_blocks\" has shape [4, 16, 64], expected [4, 64"},
+        {"[4,64,1,16]", "[4,64,  16]", -EBADMSG, "has 3 dimensions of U8, expected 4 of U8"},
+        {"\"U8\",\"shape\":[4,64,1,16]", "\"I8\",\"shape\":[4,64,1,16]", -EBADMSG,
+         "has 4 dimensions of I8"},
+        {"[4,64,1]", "[4,1,64]", -EBADMSG, "_scales\" has shape [4, 1, 64], expected [4, 64, 1]"},
+        {"[4,64,1]", "[4,8,8 ]", -EBADMSG, "_scales\" has shape"},
+        {"gate_up_proj_scales", "gate_up_proj_scalez", -EBADMSG, "_scales\" is missing"},
+        {"gate_up_proj_bias", "gate_up_proj_biaz", -EBADMSG, "_bias\" is missing"},
+        {"down_proj_blocks", "down_proj_blockz", -EBADMSG, "down_proj\" is missing"},
+        {"self_attn.sinks", "self_attn.sinkz", -EBADMSG, "self_attn.sinks\" is missing"},
+        {"[4,64,1,16]", "[0,64,1,16]", -EBADMSG, "does not fit its size"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct err err = {0};
+        const int r = open_retold("gpt-oss-mxfp4", cases[i].was, cases[i].is, &err);
+        if (r != cases[i].code || !strstr(err.msg, cases[i].why))
+            test_fail(__FILE__, __LINE__, "%s: %d \"%s\"", cases[i].is, r, err.msg);
+    }
+}
+
+/* One bit of a scale is one of the model. */
+TEST(fingerprint_covers_scales)
+{
+    struct folder f;
+    char config[160];
+    size_t len;
+    struct model *a = open_model("gpt-oss-mxfp4"), *b;
+    folder_init(&f, "gpt-oss-mxfp4");
+    uint8_t *p = read_whole(test_data("models/gpt-oss-mxfp4/model.safetensors"), &len);
+    static const char name[] = "layers.1.mlp.experts.down_proj_scales\"";
+    const char *at = memmem(p, len, name, sizeof(name) - 1);
+    ASSERT_TRUE(at != NULL);
+    at = strstr(at, "data_offsets\":[") + sizeof("data_offsets\":[") - 1;
+    uint64_t header;
+    memcpy(&header, p, sizeof(header));
+    p[sizeof(header) + header + strtoul(at, NULL, 10) + 100] ^= 1;
+    ASSERT_OK(unlink(f.weights));
+    FILE *out = fopen(f.weights, "wb");
+    ASSERT_TRUE(out && fwrite(p, 1, len, out) == len && fclose(out) == 0);
+    (void)snprintf(config, sizeof(config), "%s", "models/gpt-oss-mxfp4/config.json");
+    char *whole = realpath(test_data(config), NULL);
+    ASSERT_OK(symlink(whole, f.config));
+    ASSERT_OK(model_open(f.dir, &b, NULL));
+    ASSERT_TRUE(memcmp(model_config(a)->fingerprint, model_config(b)->fingerprint, 16) != 0);
+    model_close(a), model_close(b);
+    free(whole);
+    mem_free(p);
+    folder_fini(&f);
 }
 
 /* What looks similar and is harmless. */
@@ -851,12 +1003,14 @@ TEST(every_failed_allocation_is_reported)
     fail_allocations("models/llama3");
     fail_allocations("models/llama3.Q8_0.gguf");
     fail_allocations("models/qwen3moe");
+    fail_allocations("models/gpt-oss-mxfp4");
 }
 
 TEST(seeded_damage_of_a_configuration)
 {
-    static const char *const names[] = {"mistral", "qwen2",   "llama-linear", "gemma3",
-                                        "phi3",    "granite", "qwen3moe",     "qwen2moe"};
+    static const char *const names[] = {"mistral", "qwen2",        "llama-linear", "gemma3",
+                                        "phi3",    "granite",      "qwen3moe",     "qwen2moe",
+                                        "gpt-oss", "gpt-oss-mxfp4"};
     enum { N = sizeof(names) / sizeof(names[0]) };
     size_t n_ok = 0;
     uint64_t seed = 3;

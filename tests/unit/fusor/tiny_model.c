@@ -49,7 +49,10 @@ int tiny_model_create(const struct tiny_opts *o, struct model **ret)
                                 .qk_norm = o->qk_norm || o->qk_norm_wide,
                                 .qk_norm_wide = o->qk_norm_wide,
                                 .norms = o->norms,
-                                .act = o->gelu ? KN_GELU_TANH : KN_SILU,
+                                .sinks = o->sinks,
+                                .act = o->clamped ? KN_SILU_CLAMPED
+                                       : o->gelu  ? KN_GELU_TANH
+                                                  : KN_SILU,
                                 .attn_cap = o->attn_cap,
                                 .logit_cap = o->logit_cap,
                                 .embed_scale = o->embed_scale > 0 ? o->embed_scale : 1,
@@ -102,6 +105,13 @@ bool model_has(const struct model *m, enum model_w w, unsigned layer)
     case MODEL_SHARED_DOWN:
     case MODEL_SHARED_ROUTER:
         return m->cfg.experts.shared_F > 0;
+    case MODEL_SINKS:
+        return m->cfg.sinks;
+    case MODEL_ROUTER_BIAS:
+    case MODEL_EXPERT_GATE_BIAS:
+    case MODEL_EXPERT_UP_BIAS:
+    case MODEL_EXPERT_DOWN_BIAS:
+        return m->cfg.experts.biases;
     default:
         return layer < m->cfg.L;
     }
@@ -151,6 +161,19 @@ static void shape(const struct model_cfg *c, enum model_w w, size_t *rows, size_
     case MODEL_SHARED_DOWN:
         *rows = c->D, *cols = c->experts.shared_F;
         break;
+    case MODEL_SINKS:
+        *cols = c->H;
+        break;
+    case MODEL_ROUTER_BIAS:
+        *cols = c->experts.n;
+        break;
+    case MODEL_EXPERT_GATE_BIAS:
+    case MODEL_EXPERT_UP_BIAS:
+        *rows = (size_t)c->experts.n * c->experts.F, *cols = 1;
+        break;
+    case MODEL_EXPERT_DOWN_BIAS:
+        *rows = (size_t)c->experts.n * c->D, *cols = 1;
+        break;
     case MODEL_Q_BIAS:
         *cols = HK;
         break;
@@ -197,13 +220,13 @@ int model_rows(const struct model *m, enum model_w w, unsigned layer, size_t row
     size_t rows, cols;
     shape(&m->cfg, w, &rows, &cols);
     if (row0 + n > rows) return -EINVAL;
-    const bool norm =
-        w == MODEL_NORM_ATTN || w == MODEL_NORM_FFN || w == MODEL_NORM_OUT || w >= MODEL_Q_NORM;
+    const bool norm = w == MODEL_NORM_ATTN || w == MODEL_NORM_FFN || w == MODEL_NORM_OUT ||
+                      (w >= MODEL_Q_NORM && w <= MODEL_POST_FFN);
     /* Large enough that attention is peaked and tokens matter to each other. */
     const float size = w == MODEL_EMBED ? 1 : (float)(3.0 / sqrt((double)cols));
     for (size_t i = 0; i < n * cols; i++) {
         const float x = noise(m, w, layer, row0 * cols + i);
-        out[i] = norm ? 1 + 0.3f * x : rows == 1 ? 0.2f * x : size * x;
+        out[i] = norm ? 1 + 0.3f * x : w == MODEL_SINKS ? 2 * x : rows == 1 ? 0.2f * x : size * x;
     }
     return 0;
 }
@@ -353,10 +376,12 @@ static void attend(const struct ref *r, const struct ref_opts *o, unsigned l, co
     const size_t window = model_layer_is(r->c, l, MODEL_LAYER_LOCAL) ? r->c->window : 0;
     const double cap = (double)r->c->attn_cap;
     double *p = mem_alloc(r->n * sizeof(*p));
+    float *sinks = model_has(r->m, MODEL_SINKS, l) ? weight(r->m, MODEL_SINKS, l) : NULL;
     for (size_t t = 0; t < r->n; t++)
         for (size_t h = 0; h < H; h++) {
             const size_t g = h / (H / G);
-            double max = -INFINITY, sum = 0;
+            const double sink = sinks ? (double)sinks[h] : -INFINITY;
+            double max = sink, sum = 0;
             for (size_t j = 0; j <= t; j++) {
                 p[j] = 0;
                 for (size_t i = 0; i < K; i++)
@@ -370,6 +395,7 @@ static void attend(const struct ref *r, const struct ref_opts *o, unsigned l, co
             }
             for (size_t j = 0; j <= t; j++)
                 sum += p[j] = exp(p[j] - max);
+            sum += exp(sink - max);
             double *y = out + (t * H + h) * K;
             for (size_t i = 0; i < K; i++)
                 y[i] = 0;
@@ -380,6 +406,7 @@ static void attend(const struct ref *r, const struct ref_opts *o, unsigned l, co
                     o->mass[j] += p[j] / sum;
             }
         }
+    mem_free(sinks);
     mem_free(p);
 }
 
@@ -407,9 +434,20 @@ static double gelu(double x)
     return 0.5 * x * (1 + tanh(sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
 }
 
-static double act(const struct ref *r, double x)
+static double glu(const struct ref *r, double gate, double up)
 {
-    return r->c->act == KN_SILU ? x / (1 + exp(-x)) : gelu(x);
+    const double g = fmin(gate, 7);
+    if (r->c->act == KN_SILU_CLAMPED)
+        return g / (1 + exp(-1.702 * g)) * (fmax(-7, fmin(up, 7)) + 1);
+    return (r->c->act == KN_SILU ? gate / (1 + exp(-gate)) : gelu(gate)) * up;
+}
+
+/* The n biases of expert i, or zeros. */
+static float *biases(const struct ref *r, enum model_w w, unsigned l, size_t i, size_t n)
+{
+    float *b = mem_zalloc(n * sizeof(*b));
+    if (model_has(r->m, w, l)) ASSERT_OK(model_rows(r->m, w, l, i * n, n, b));
+    return b;
 }
 
 /* x += by * down(act(gate h) * up h), each a part of a weight's rows, from row 0 on. */
@@ -419,21 +457,27 @@ static void expert(const struct ref *r, unsigned l, const enum model_w w[3], siz
     const size_t D = r->c->D;
     float *g = mem_alloc(F * D * sizeof(*g)), *u = mem_alloc(F * D * sizeof(*u)),
           *d = mem_alloc(F * D * sizeof(*d));
+    float *gb = biases(r, MODEL_EXPERT_GATE_BIAS, l, i, F),
+          *ub = biases(r, MODEL_EXPERT_UP_BIAS, l, i, F),
+          *db = biases(r, MODEL_EXPERT_DOWN_BIAS, l, i, D);
     double *g_u = mem_alloc(F * sizeof(*g_u));
     ASSERT_OK(model_rows(r->m, w[0], l, i * F, F, g));
     ASSERT_OK(model_rows(r->m, w[1], l, i * F, F, u));
     ASSERT_OK(model_rows(r->m, w[2], l, i * D, D, d));
     for (size_t f = 0; f < F; f++) {
-        double a = 0, b = 0;
+        double a = (double)gb[f], b = (double)ub[f];
         for (size_t j = 0; j < D; j++) {
             a += (double)g[f * D + j] * h[j];
             b += (double)u[f * D + j] * h[j];
         }
-        g_u[f] = act(r, a) * b;
+        g_u[f] = glu(r, a, b);
     }
-    for (size_t j = 0; j < D; j++)
+    for (size_t j = 0; j < D; j++) {
+        x[j] += by * (double)db[j];
         for (size_t f = 0; f < F; f++)
             x[j] += by * (double)d[j * F + f] * g_u[f];
+    }
+    mem_free(gb), mem_free(ub), mem_free(db);
     mem_free(g), mem_free(u), mem_free(d), mem_free(g_u);
 }
 
@@ -445,7 +489,7 @@ static void mixture(const struct ref *r, unsigned l, const double *h, double *x)
     const struct model_experts *e = &r->c->experts;
     double p[16], sum = 0, chosen = 0, open = 0;
     ASSERT_TRUE(e->n <= 16);
-    mul(r, MODEL_ROUTER, MODEL_W_COUNT, l, h, 1, p, false);
+    mul(r, MODEL_ROUTER, MODEL_ROUTER_BIAS, l, h, 1, p, false);
     for (unsigned i = 0; i < e->n; i++)
         sum += p[i] = exp(p[i]);
     bool taken[16] = {false};
@@ -477,7 +521,7 @@ static void feed_forward(const struct ref *r, unsigned l, const double *h, doubl
     mul(r, MODEL_GATE, MODEL_W_COUNT, l, h, n, g, false);
     mul(r, MODEL_UP, MODEL_W_COUNT, l, h, n, u, false);
     for (size_t i = 0; i < n * F; i++)
-        g[i] = act(r, g[i]) * u[i];
+        g[i] = glu(r, g[i], u[i]);
     mul(r, MODEL_DOWN, MODEL_W_COUNT, l, g, n, y, false);
     mem_free(g);
     mem_free(u);

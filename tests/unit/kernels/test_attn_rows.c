@@ -26,6 +26,7 @@ struct job {
     struct kern_shape sh;
     unsigned window;
     float cap;
+    const float *sink; /* [H] or NULL */
     struct seq *seq;
     size_t n;
     /* what to run: rows [row0, row0 + m) of sequence 0, or all of all */
@@ -110,6 +111,7 @@ static struct kn_attn_args args_of(const struct job *j, const struct seq *s, siz
                                  .scale = scale_of(j->sh),
                                  .cap = j->cap,
                                  .window = j->window,
+                                 .sink = j->sink,
                                  .from = s->from ? s->from + row0 : NULL,
                                  .out = s->out + row0 * HK,
                                  .ldo = HK,
@@ -152,6 +154,17 @@ static struct kn_dev *next_dev(unsigned i, bool *ret_bf16)
     return d;
 }
 
+/* A score more in the softmax takes its share of what all others have. */
+static void add_sink(double sink, size_t K, size_t n, double *out, double *prob, double *lse)
+{
+    const double left = 1 / (1 + exp(sink - *lse));
+    for (size_t d = 0; d < K; d++)
+        out[d] *= left;
+    for (size_t i = 0; i < n; i++)
+        prob[i] *= left;
+    *lse -= log(left);
+}
+
 static void check(const struct job *j, const struct seq *s)
 {
     const size_t K = j->sh.K, GK = j->sh.G * K, HK = j->sh.H * K, group = j->sh.H / j->sh.G;
@@ -163,9 +176,10 @@ static void check(const struct job *j, const struct seq *s)
             const size_t from = s->from                      ? (size_t)s->from[i]
                                 : j->window && n > j->window ? n - j->window
                                                              : 0;
-            const double lse = ref_attn(s->seen + i * HK + h * K, s->k + from * GK + g * K,
-                                        s->v + from * GK + g * K, GK, K, n - from,
-                                        0.69314718055994531, (double)j->cap, out, prob);
+            double lse = ref_attn(s->seen + i * HK + h * K, s->k + from * GK + g * K,
+                                  s->v + from * GK + g * K, GK, K, n - from, 0.69314718055994531,
+                                  (double)j->cap, out, prob);
+            if (j->sink) add_sink((double)j->sink[h], K, n - from, out, prob, &lse);
             ASSERT_NEAR(s->lse[i * j->sh.H + h], lse, 1e-5 * (1 + fabs(lse)));
             for (size_t d = 0; d < K; d++)
                 ASSERT_NEAR(s->out[i * HK + h * K + d], out[d], j->bf16 ? 0x1p-9 + 1e-5 : 1e-5);
@@ -186,6 +200,7 @@ static const struct {
     unsigned window;
     float cap;
     bool own; /* windows of any length */
+    bool sinks;
 } cases[] = {
     {{1, 1, 64}, 1, 1},
     {{3, 1, 64}, 63, 5},
@@ -218,6 +233,12 @@ static const struct {
     {{9, 3, 64}, 300, 80, 0, 0, true},
     {{8, 1, 128}, 1100, 90, 0, 2, true},
     {{12, 12, 32}, 257, 40, 0, 0, true},
+    {{1, 1, 64}, 1, 1, .sinks = true},
+    {{9, 3, 64}, 300, 80, 1, .sinks = true},
+    {{8, 1, 64}, 700, 90, 128, .sinks = true},
+    {{5, 1, 50}, 513, 7, .sinks = true},
+    {{16, 2, 128}, 1100, 22, 70, 2, .sinks = true},
+    {{12, 12, 32}, 257, 40, 0, 0, true, .sinks = true},
 };
 
 TEST(rows_anywhere_match_the_oracle)
@@ -234,6 +255,8 @@ TEST(rows_anywhere_match_the_oracle)
                             .cap = cases[c].cap,
                             .seq = &s,
                             .n = 1};
+            float *sink = kern_random(j.sh.H, c, 6);
+            if (cases[c].sinks) j.sink = sink;
             seq_init(&s, j.sh, bf16, cases[c].n_keys, cases[c].m, 100 * c + 7);
             if (cases[c].own) seq_from(&s, c);
             j.mass = malloc(s.n_keys * sizeof *j.mass);
@@ -242,15 +265,16 @@ TEST(rows_anywhere_match_the_oracle)
             j.key0 = s.n_keys > 200 ? 64 : 0; /* not from the first page, not to the last key */
             j.n_mass = s.n_keys > 200 ? s.n_keys - 64 - 3 : s.n_keys;
             ASSERT_OK(kern_run(d, true, 1, put_keys, &j));
-            const int want = cases[c].own && kern_device() ? -ENOTSUP : 0;
+            const int own = cases[c].own && kern_device() ? -ENOTSUP : 0;
+            const int want = j.sink && kern_device() ? -ENOTSUP : own;
             ASSERT_EQ(kern_run(d, c % 2, s.m, attend_rows, &j), want);
-            ASSERT_EQ(kern_run(d, true, s.m, mass_rows, &j), want);
+            ASSERT_EQ(kern_run(d, true, s.m, mass_rows, &j), own);
             if (want == 0) check(&j, &s);
             if (cases[c].own && !kern_device()) { /* a row that sees nothing */
                 s.from[0] = s.pos[0] + 1;
                 ASSERT_ERR(kern_run(d, true, s.m, attend_rows, &j), -EINVAL);
             }
-            free(j.mass);
+            free(j.mass), free(sink);
             seq_fini(&s);
         }
         kn_dev_destroy(d);
@@ -264,6 +288,7 @@ TEST(a_row_does_not_know_its_neighbours)
     static const struct kern_shape shapes[] = {{9, 3, 64},  {8, 1, 128}, {5, 1, 96},
                                                {6, 1, 256}, {9, 3, 64},  {2, 1, 128}};
     static const unsigned windows[] = {0, 0, 0, 0, 70, 600};
+    static const float sinks[9] = {-3, 0, 4, 9, -1, 2, 5, 1, 3};
     bool bf16;
     struct kn_dev *d;
     for (unsigned i = 0; (d = next_dev(i, &bf16)); i++) {
@@ -274,6 +299,7 @@ TEST(a_row_does_not_know_its_neighbours)
             struct seq s;
             struct job j = {.d = d, .bf16 = bf16, .sh = shapes[c], .seq = &s, .n = 1};
             j.window = windows[c], j.cap = windows[c] ? 4 : 0;
+            if (c % 2 == 0 && !kern_device()) j.sink = sinks;
             seq_init(&s, j.sh, bf16, KEYS, M, 900 + c);
             ASSERT_OK(kern_run(d, true, 1, put_keys, &j));
             ASSERT_OK(kern_run(d, true, M, attend_rows, &j));
@@ -328,6 +354,7 @@ struct batch {
     int32_t *pos, *last;
     struct kern_shape sh;
     unsigned window;
+    const float *sink;
 };
 
 static bool is_nobody(size_t i)
@@ -394,6 +421,7 @@ static int attend_all(struct kn_stream *st, void *arg, size_t row0, size_t n)
                                    .layer = 1,
                                    .scale = scale_of(b->sh),
                                    .window = b->window,
+                                   .sink = b->sink,
                                    .out = b->out,
                                    .ldo = HK,
                                    .lse = b->lse};
@@ -414,7 +442,13 @@ static void check_batch(struct kn_dev *d, bool bf16, struct batch *b)
     const size_t HK = (size_t)b->sh.H * b->sh.K, GK = (size_t)b->sh.G * b->sh.K, H = b->sh.H;
     for (size_t i = 0; i < SEQS; i++) {
         struct seq *s = &b->seq[i];
-        struct job one = {.d = d, .bf16 = bf16, .sh = b->sh, .window = b->window, .seq = s, .n = 1};
+        struct job one = {.d = d,
+                          .bf16 = bf16,
+                          .sh = b->sh,
+                          .window = b->window,
+                          .sink = b->sink,
+                          .seq = s,
+                          .n = 1};
         if (is_nobody(i)) { /* as kern_random() of scale 1 and seed 0 left it */
             float *was = kern_random(SEQS * HK, 0, 1);
             ASSERT_MEMEQ(b->out + i * HK, was + i * HK, HK * sizeof(float));
@@ -438,6 +472,7 @@ TEST(many_sequences_are_what_each_is)
     static const struct kern_shape shapes[] = {{9, 3, 64},  {8, 1, 128}, {3, 1, 50},
                                                {32, 1, 16}, {8, 2, 64},  {3, 1, 50}};
     static const unsigned windows[] = {0, 0, 0, 0, 50, 550};
+    float *sinks = kern_random(32, 9, 6);
     bool bf16;
     struct kn_dev *d;
     for (unsigned i = 0; (d = next_dev(i, &bf16)); i++) {
@@ -445,6 +480,7 @@ TEST(many_sequences_are_what_each_is)
             struct batch b;
             batch_init(&b, shapes[c], bf16, 77 + 100 * c);
             b.window = windows[c];
+            if (c % 2 && !kern_device()) b.sink = sinks;
             struct job keys = {.d = d, .bf16 = bf16, .sh = b.sh, .seq = b.seq, .n = SEQS};
             ASSERT_OK(kern_run(d, true, 1, put_keys, &keys));
             ASSERT_OK(kern_run(d, c != 0, 1, put_last, &b));
@@ -457,6 +493,7 @@ TEST(many_sequences_are_what_each_is)
         }
         kn_dev_destroy(d);
     }
+    free(sinks);
 }
 
 static int of_one_alone(struct kn_stream *st, void *arg, size_t row0, size_t n)

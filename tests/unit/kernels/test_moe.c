@@ -10,6 +10,7 @@ struct mix {
     struct kn_moe moe;
     struct kn_mat *gate_up[N], *down[N];
     float *router, *up[N], *back[N], *shared_up, *shared_back;
+    float *biases[3]; /* of router, [up, 2F], [down, D]: on a device where `moe` names them */
 };
 
 static struct kn_mat *mat_f32(struct kn_dev *d, size_t n, size_t k, const float *x)
@@ -34,6 +35,9 @@ static void mix_open(struct mix *x, struct kn_dev *d, unsigned used, bool renorm
     }
     x->moe.gate_up = x->gate_up;
     x->moe.down = x->down;
+    x->biases[0] = kern_random(N, 60, 1);
+    x->biases[1] = kern_random((size_t)N * 2 * F, 61, 4);
+    x->biases[2] = kern_random((size_t)N * D, 62, 1);
     x->shared_up = kern_random(2 * SHARED_F * D, 50, 0.3f);
     x->shared_back = kern_random(D * SHARED_F, 51, 0.3f);
     if (!shared) return;
@@ -50,6 +54,7 @@ static void mix_close(struct mix *x)
     kn_mat_destroy(x->moe.router);
     kn_mat_destroy(x->moe.shared_gate_up), kn_mat_destroy(x->moe.shared_down);
     free(x->router), free(x->shared_up), free(x->shared_back);
+    free(x->biases[0]), free(x->biases[1]), free(x->biases[2]);
     kn_dev_destroy(x->dev);
 }
 
@@ -74,24 +79,37 @@ static double dot(const float *a, const float *b, size_t n)
     return s;
 }
 
-static double ref_act(enum kn_act act, double x)
+static double ref_glu(enum kn_act act, double x, double u)
 {
-    const double pi = 3.14159265358979323846;
-    return act == KN_SILU ? x / (1 + exp(-x))
-                          : x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x * x * x)));
+    const double pi = 3.14159265358979323846, g = fmin(x, 7);
+    if (act == KN_SILU) return u * x / (1 + exp(-x));
+    if (act == KN_SILU_CLAMPED) return g / (1 + exp(-1.702 * g)) * (fmax(-7, fmin(u, 7)) + 1);
+    return u * x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x * x * x)));
+}
+
+/* up_bias [2 width], back_bias [D]: or NULL. */
+static void ref_biased(enum kn_act kind, const float *up, const float *back, size_t width,
+                       const float *up_bias, const float *back_bias, const float *h, double by,
+                       double *out)
+{
+    double act[SHARED_F];
+    for (size_t f = 0; f < width; f++) {
+        const double g = dot(up + f * D, h, D) + (up_bias ? (double)up_bias[f] : 0);
+        const double u =
+            dot(up + (width + f) * D, h, D) + (up_bias ? (double)up_bias[width + f] : 0);
+        act[f] = ref_glu(kind, g, u);
+    }
+    for (size_t d = 0; d < D; d++) {
+        out[d] += back_bias ? by * (double)back_bias[d] : 0;
+        for (size_t f = 0; f < width; f++)
+            out[d] += by * (double)back[d * width + f] * act[f];
+    }
 }
 
 static void ref_expert(enum kn_act kind, const float *up, const float *back, size_t width,
                        const float *h, double by, double *out)
 {
-    double act[SHARED_F];
-    for (size_t f = 0; f < width; f++) {
-        const double g = dot(up + f * D, h, D);
-        act[f] = ref_act(kind, g) * dot(up + (width + f) * D, h, D);
-    }
-    for (size_t d = 0; d < D; d++)
-        for (size_t f = 0; f < width; f++)
-            out[d] += by * (double)back[d * width + f] * act[f];
+    ref_biased(kind, up, back, width, NULL, NULL, h, by, out);
 }
 
 static void ref_row(const struct mix *x, const float *h, double *out)
@@ -99,7 +117,8 @@ static void ref_row(const struct mix *x, const float *h, double *out)
     double p[N], sum = 0, chosen = 0;
     bool taken[N] = {false};
     for (unsigned e = 0; e < N; e++)
-        sum += p[e] = exp(dot(x->router + (size_t)e * D, h, D));
+        sum += p[e] = exp(dot(x->router + (size_t)e * D, h, D) +
+                          (x->moe.router_bias ? (double)x->biases[0][e] : 0));
     for (unsigned j = 0; j < x->moe.used; j++) {
         unsigned best = N;
         for (unsigned e = 0; e < N; e++)
@@ -109,7 +128,9 @@ static void ref_row(const struct mix *x, const float *h, double *out)
     }
     for (unsigned e = 0; e < N; e++)
         if (taken[e])
-            ref_expert(x->moe.act, x->up[e], x->back[e], F, h,
+            ref_biased(x->moe.act, x->up[e], x->back[e], F,
+                       x->moe.gate_up_bias ? x->biases[1] + (size_t)e * 2 * F : NULL,
+                       x->moe.down_bias ? x->biases[2] + (size_t)e * D : NULL, h,
                        p[e] / (x->moe.renorm ? chosen : sum), out);
     if (!x->moe.shared_down) return;
     const double open = 1 / (1 + exp(-dot(x->router + (size_t)N * D, h, D)));
@@ -118,15 +139,24 @@ static void ref_row(const struct mix *x, const float *h, double *out)
 
 static const unsigned useds[] = {1, 2, 3, N};
 
+static void name_biases(struct mix *x)
+{
+    x->moe.router_bias = x->biases[0];
+    x->moe.gate_up_bias = x->biases[1];
+    x->moe.down_bias = x->biases[2];
+}
+
 TEST(is_what_its_definition_says)
 {
     for (unsigned i = 0; i < KERN_ISAS; i++)
-        for (unsigned v = 0; v < 8; v++) {
+        for (unsigned v = 0; v < 12; v++) {
             struct kn_dev *d = kern_dev(i, 2, "own-f32");
             struct mix x;
             if (!d) continue;
-            mix_open(&x, d, useds[v / 2], v % 2, v % 4 > 1);
-            x.moe.act = v < 4 ? KN_SILU : KN_GELU_TANH;
+            const bool biased = v >= 8;
+            mix_open(&x, d, useds[v % 8 / 2], v % 2, v % 4 > 1 && !biased);
+            x.moe.act = v < 4 ? KN_SILU : biased ? KN_SILU_CLAMPED : KN_GELU_TANH;
+            if (biased) name_biases(&x);
             const bool instead = v % 3 == 0;
             float *h = kern_random(M * D, 7, 1), *out = kern_random(M * D, 8, 1);
             double *want = malloc(M * D * sizeof *want);
@@ -151,19 +181,21 @@ static float *all_rows(unsigned isa, const char *gemm, const float *h, bool shar
     if (!d) return NULL;
     float *out = kern_random(M * D, 8, 1);
     mix_open(&x, d, 3, true, shared);
+    if (!shared) name_biases(&x);
     struct call c = {&x, h, out};
     ASSERT_OK(kern_run(d, true, M, run_rows, &c));
     mix_close(&x);
     return out;
 }
 
-static unsigned same_bits(unsigned isa, const char *gemm)
+static unsigned same_bits_of(unsigned isa, const char *gemm, bool shared)
 {
     static const size_t blocks[] = {1, 2, 7, 33, M};
-    float *h = kern_random(M * D, 7, 1), *want = all_rows(isa, gemm, h, true);
+    float *h = kern_random(M * D, 7, 1), *want = all_rows(isa, gemm, h, shared);
     for (unsigned threads = 1; want && threads <= 4; threads++) {
         struct mix x;
-        mix_open(&x, kern_dev(isa, threads, gemm), 3, true, true);
+        mix_open(&x, kern_dev(isa, threads, gemm), 3, true, shared);
+        if (!shared) name_biases(&x);
         for (size_t b = 0; b < 2 * sizeof blocks / sizeof *blocks; b++) {
             float *out = kern_random(M * D, 8, 1);
             const size_t block = blocks[b / 2];
@@ -181,6 +213,12 @@ static unsigned same_bits(unsigned isa, const char *gemm)
     free(h);
     if (want) free(want);
     return n;
+}
+
+/* With a shared expert, and with biases instead. */
+static unsigned same_bits(unsigned isa, const char *gemm)
+{
+    return same_bits_of(isa, gemm, true) + same_bits_of(isa, gemm, false);
 }
 
 TEST(a_row_is_the_same_in_any_company)
@@ -257,6 +295,25 @@ static int refused(struct kn_stream *st, void *arg, size_t row0, size_t n)
         ASSERT_ERR(kn_moe(st, &bad[i], c->h, 1, c->out, true), -EINVAL);
     ASSERT_OK(kn_moe(st, &good, c->h, 0, c->out, true));
     return 0;
+}
+
+static int refused_biases(struct kn_stream *st, void *arg, size_t row0, size_t n)
+{
+    const struct call *c = arg;
+    ASSERT_ERR(kn_moe(st, &c->x->moe, c->h, 1, c->out, true), -EINVAL);
+    return 0;
+}
+
+TEST(a_shared_expert_has_no_biases)
+{
+    struct mix x;
+    mix_open(&x, kern_dev(0, 1, "own-f32"), 2, true, true);
+    name_biases(&x);
+    float *h = kern_random(D, 7, 1), *out = calloc(D, sizeof *out);
+    struct call c = {&x, h, out};
+    ASSERT_OK(kern_run(x.dev, true, 1, refused_biases, &c));
+    free(h), free(out);
+    mix_close(&x);
 }
 
 TEST(what_is_no_mixture_is_refused)

@@ -165,18 +165,33 @@ static double gelu_erf(double x)
     return x * erfc(-x / sqrt(2)) / 2;
 }
 
+static double clamped(double x)
+{
+    const double g = fmin(x, 7);
+    return g / (1 + exp(-1.702 * g));
+}
+
+/* What the gate's curve is multiplied by. */
+static double factor_of(enum kn_act act, double up)
+{
+    return act == KN_SILU_CLAMPED ? fmax(-7, fmin(up, 7)) + 1 : up;
+}
+
 static void check_glu(struct kn_stream *st, enum kn_act act, double (*want_of)(double x))
 {
     for (size_t z = 0; z < N_SIZES; z++) {
         size_t F = sizes[z], m = 19;
         float *g = kern_random(m * 2 * F, 4, 20), *out = kern_random(m * F, 5, 1);
         g[0] = 200, g[2 * F] = -200, g[4 * F] = 0;
-        const bool has = on_host || act != KN_GELU;
+        const bool has = on_host || act < KN_GELU;
         ASSERT_EQ(kern_done(st, kn_glu(st, act, g, 2 * F, m, F, out, F)), has ? 0 : -ENOTSUP);
         for (size_t i = 0; has && i < m; i++)
             for (size_t d = 0; d < F; d++) {
                 double x = (double)g[i * 2 * F + d], u = (double)g[i * 2 * F + F + d];
-                double want = want_of(x) * u, far = act == KN_SILU ? 1e-30 : 1e-7;
+                double want = want_of(x) * factor_of(act, u);
+                double far = act == KN_SILU ? 1e-30 : 1e-7;
+                if (act == KN_SILU_CLAMPED) /* whose exponent is rounded */
+                    far = 1e-30 + 2e-7 * fabs(x * want);
                 if (act == KN_GELU) far = 1e-6 * fabs(x * u); /* as kn_gelu() has it */
                 ASSERT_NEAR(out[i * F + d], want, 1e-6 * fabs(want) + far);
             }
@@ -190,6 +205,22 @@ static void glu_body(struct kn_stream *st)
     check_glu(st, KN_SILU, silu);
     check_glu(st, KN_GELU_TANH, gelu_tanh); /* whose oracle cancels where x is far below 0 */
     check_glu(st, KN_GELU, gelu_erf);
+    check_glu(st, KN_SILU_CLAMPED, clamped);
+}
+
+/* A bound hides no NaN. */
+static void clamped_nan_body(struct kn_stream *st)
+{
+    const float g[] = {NAN, 1, 1, NAN};
+    float out[2] = {0};
+    if (!on_host) return;
+    ASSERT_OK(kern_done(st, kn_glu(st, KN_SILU_CLAMPED, g, 4, 1, 2, out, 2)));
+    ASSERT_TRUE(isnan(out[0]) && isnan(out[1]));
+}
+
+TEST(bounds_hide_no_nan)
+{
+    on_all(clamped_nan_body);
 }
 
 TEST(gated_units)
