@@ -166,7 +166,9 @@ int tok_encode(const struct tok *t, const struct tok_piece *pieces, size_t n, un
             total += pieces[i].len;
     struct enc e = {.t = t, .out = out, .work = {.out = out}};
     int r = 0;
-    if ((flags & TOK_BOS) && t->add_bos && t->bos >= 0) r = tok_push(out, t->bos, 0, 0);
+    const bool begins = (flags & TOK_BOS) && t->add_bos && t->bos >= 0;
+    if (begins) r = tok_push(out, t->bos, 0, 0);
+    if (r == 0 && begins && t->bos_next >= 0) r = tok_push(out, t->bos_next, 0, 0);
     for (size_t i = 0; r == 0 && i < n; i++) {
         const uint8_t *s = (const uint8_t *)pieces[i].text;
         r = pieces[i].special ? enc_special(&e, s, pieces[i].len) : enc_text(&e, s, pieces[i].len);

@@ -56,7 +56,7 @@ int tok_new(size_t n_vocab, struct tok **ret)
         return -ENOMEM;
     }
     t->n_vocab = t->n_all = n_vocab;
-    t->bos = t->eos = t->unk = -1;
+    t->bos = t->bos_next = t->eos = t->unk = -1;
     for (size_t i = 0; i < 256; i++)
         t->byte_id[i] = -1;
     for (size_t i = 0; i < n_vocab; i++)
@@ -581,6 +581,7 @@ static void fingerprint(struct tok *t)
         t->nfc,           t->add_bos,       t->add_eos,          t->ignore_merges,
         (uint32_t)t->bos, (uint32_t)t->eos, (uint32_t)t->n_vocab};
     (void)XXH3_128bits_update(&st, head, sizeof head);
+    if (t->bos_next >= 0) (void)XXH3_128bits_update(&st, &t->bos_next, sizeof t->bos_next);
     for (size_t i = 0; i < t->n_vocab; i++) {
         const struct tok_entry *e = &t->e[i];
         uint32_t h[] = {e->len, e->type, e->eog, e->lstrip, e->rstrip};

@@ -14,6 +14,7 @@
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum {
@@ -354,8 +355,8 @@ static int read_post_processor(struct hf *h)
                 continue;
             }
             int32_t id = id_of_text(h, str(special, "id"));
-            if (id < 0 || (k > 0 && k + 1 < n)) return unknown(h, "post_processor", o);
-            *(n_text ? &t->eos : &t->bos) = id;
+            if (id < 0 || (n_text ? k + 1 < n : k > 1)) return unknown(h, "post_processor", o);
+            *(n_text ? &t->eos : k == 0 ? &t->bos : &t->bos_next) = id;
             *(n_text ? &t->add_eos : &t->add_bos) = true;
         }
         if (n_text != 1) return unknown(h, "post_processor", o);
@@ -492,6 +493,27 @@ static int build_wordpiece(struct hf *h, json_t *model)
     return r < 0 ? r : tok_finish(h->t);
 }
 
+/* A number as the tokenizers package reads it: its digits as one whole number, rounded, over a
+ * power of ten, rounded again. From 16 digits on that may be one bit off, by which cuts into the
+ * same pieces in another order tie or not. */
+static double package_number(double v)
+{
+    enum { DIGITS = 17 }; /* enough for any double; a file has the fewest that give it back */
+    char text[DIGITS + 16];
+    int digits = 15;
+    do {
+        (void)snprintf(text, sizeof text, "%.*e", digits - 1, fabs(v));
+    } while (strtod(text, NULL) != fabs(v) && digits++ < DIGITS);
+    const char *c = text;
+    uint64_t whole = 0;
+    for (; *c && *c != 'e'; c++)
+        if (*c >= '0' && *c <= '9') whole = whole * 10 + (uint64_t)(*c - '0');
+    char *end;
+    const long shift = digits - 1 - (*c ? strtol(c + 1, &end, 10) : 0);
+    const double power = pow(10, (double)labs(shift));
+    return copysign(shift < 0 ? (double)whole * power : (double)whole / power, v);
+}
+
 /* A Unigram vocabulary is a list of [piece, score]. */
 static int set_pieces(struct hf *h, const json_t *vocab, const json_t *added)
 {
@@ -510,7 +532,7 @@ static int set_pieces(struct hf *h, const json_t *vocab, const json_t *added)
                      *score = json_array_get(one, 1);
         if (!json_is_string(piece) || !json_is_number(score))
             return err_set(h->err, -EBADMSG, "tokenizer.json: piece %zu has no text or score", i);
-        u->score[i] = json_number_value(score);
+        u->score[i] = package_number(json_number_value(score));
         u->least = fmin(u->least, u->score[i]);
         r = tok_set(h->t, i, json_string_value(piece), json_string_length(piece), TOK_T_NORMAL);
         if (r == -EBADMSG) return err_set(h->err, r, "tokenizer.json: piece %zu is too long", i);

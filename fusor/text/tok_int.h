@@ -73,7 +73,7 @@ struct tok {
     bool ignore_merges;       /* a whole pre-token that is in the vocabulary wins */
     bool nfc;
     bool add_bos, add_eos;
-    int32_t bos, eos, unk;
+    int32_t bos, bos_next, eos, unk; /* bos_next: follows bos (GLM: [gMASK] <sop>) */
 
     size_t n_vocab, n_all; /* n_all: with TOK_T_CHAR entries */
     struct tok_entry *e;   /* [n_all] */

@@ -48,6 +48,8 @@ BYTE = {
     "qwen2": (normalizers.NFC(), split(QWEN2)),
     "tekken": (None, split(TEKKEN)),
     "o200k": (None, split(O200K)),
+    "cl100k": (None, split(LLAMA3)),  # OLMo 2, GLM-4, Phi-4: merges alone decide
+    "neox": (normalizers.NFC(), pre_tokenizers.ByteLevel(add_prefix_space=False)),  # StableLM 3B
 }
 SPM = {
     "llama2": (normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]),
@@ -116,16 +118,20 @@ def write_golden(path, tok, texts):
             f.write(json.dumps({"text": text, "ids": ids}, separators=(",", ":")) + "\n")
 
 
-def finish(tok, folder, spm):
+def finish(tok, folder, name, spm):
     user = [AddedToken("<extra>", special=False, normalized=False, lstrip=True, rstrip=True)]
+    if name == "neox":
+        user = [AddedToken(" " * n, special=False, normalized=True) for n in range(24, 1, -1)]
     tok.add_tokens(user)
     bos = "<s>"
+    begin = [bos, "<unk>"] if name == "cl100k" else [bos]  # two, as GLM-4
     tok.post_processor = processors.TemplateProcessing(
-        single=f"{bos} $A", special_tokens=[(bos, tok.token_to_id(bos))])
+        single=" ".join(begin) + " $A", special_tokens=[(t, tok.token_to_id(t)) for t in begin])
     folder.mkdir(parents=True, exist_ok=True)
     if spm:
+        strip = [] if name == "gemma" else [decoders.Strip(" ", 1, 0)]
         tok.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(),
-                                         decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+                                         decoders.Fuse(), *strip])
     else:
         tok.decoder = decoders.ByteLevel()
     tok.save(str(folder / "tokenizer.json"), pretty=False)
@@ -244,9 +250,9 @@ def main():
     rng = random.Random(args.seed)
     special = ["<unk>", "<s>", "</s>", "<|im_end|>"]
     text = corpus()
-    for name, (norm, pre) in {**BYTE, **SPM}.items():
-        if args.only and name not in args.only:
-            continue
+    wanted = lambda names: [n for n in names if not args.only or n in args.only]
+    for name in wanted({**BYTE, **SPM}):
+        norm, pre = {**BYTE, **SPM}[name]
         spm = name in SPM
         tok = Tokenizer(models.BPE(unk_token="<unk>" if spm else None, fuse_unk=spm,
                                    byte_fallback=spm, ignore_merges=name == "llama3"))
@@ -272,17 +278,17 @@ def main():
             tok = Tokenizer.from_str(json.dumps(data))
         tok.normalizer = norm
         tok.pre_tokenizer = pre
-        finish(tok, args.out / "hf" / name, spm)
+        finish(tok, args.out / "hf" / name, name, spm)
         plain = Tokenizer.from_file(str(args.out / "hf" / name / "tokenizer.json"))
         texts = [random_text(rng) for _ in range(args.texts)]
         # In user text control tokens are text to us; the package always matches them: leave out.
         for s in special:
             texts = [t.replace(s, s[1:]) for t in texts]
         write_golden(args.out / "hf" / f"{name}.golden", plain, texts)
-    for name, settings in WORDPIECE.items():
-        make_wordpiece(args.out, name, settings, args.texts, args.seed, text)
-    made = charsmap()
-    for name in UNIGRAM:
+    for name in wanted(WORDPIECE):
+        make_wordpiece(args.out, name, WORDPIECE[name], args.texts, args.seed, text)
+    made = charsmap() if wanted(UNIGRAM) else None
+    for name in wanted(UNIGRAM):
         make_unigram(args.out, name, made, args.texts, args.seed)
     if args.model:
         tokens = gguf_field(args.model, "tokenizer.ggml.tokens")

@@ -197,6 +197,8 @@ HF_TEST(llama3, "llama3")
 HF_TEST(qwen2, "qwen2")
 HF_TEST(tekken, "tekken")
 HF_TEST(o200k, "o200k")
+HF_TEST(cl100k, "cl100k")
+HF_TEST(neox, "neox")
 HF_TEST(gemma, "gemma")
 HF_TEST(llama2, "llama2")
 HF_TEST(metaspace_first, "metaspace-first")
@@ -527,6 +529,24 @@ TEST(unigram_reads_back_and_keeps_control_tokens_out)
     buf_fini(&out);
     tok_ids_fini(&ids);
     tok_close(t);
+}
+
+TEST(a_text_may_begin_with_two_control_tokens)
+{
+    struct tok *t = open_hf("cl100k");
+    struct tok_piece p = {"hi", 2, false};
+    struct tok_ids ids = {0}, text = {0};
+    ASSERT_OK(tok_encode(t, &p, 1, TOK_BOS, &ids));
+    ASSERT_OK(tok_encode(t, &p, 1, 0, &text));
+    ASSERT_EQ(ids.n, text.n + 2);
+    ASSERT_TRUE(ids.id[0] == tok_bos(t) && ids.id[1] == 0 && ids.end[1] == 0); /* <s> <unk> */
+    ASSERT_MEMEQ(ids.id + 2, text.id, text.n * sizeof *text.id);
+    tok_ids_fini(&ids);
+    tok_ids_fini(&text);
+    tok_close(t);
+    expect_refused("cl100k", "\"single\":[", /* three */
+                   "\"single\":[{\"SpecialToken\":{\"id\":\"<s>\",\"type_id\":0}},", -ENOTSUP,
+                   "TemplateProcessing");
 }
 
 TEST(unigram_refuses_by_name)
