@@ -365,7 +365,6 @@ int kn_layernorm(struct kn_stream *st, const float *x, size_t ldx, size_t m, siz
 {
     const struct kn_row_ops *row = stream_ops(st)->row;
     if (ldx < D || ldo < D || D == 0) return -EINVAL;
-    if (!row->layernorm) return -ENOTSUP;
     return m ? row->layernorm(st, x, ldx, m, D, weight, bias, eps, out, ldo) : 0;
 }
 

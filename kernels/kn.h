@@ -229,9 +229,9 @@ int kn_sync(struct kn_stream *st);
  * apart; borrow until the next call with the same slot. NULL when out of memory. */
 void *kn_scratch(struct kn_stream *st, unsigned slot, size_t size_bytes);
 /* Scratch for rows [m, k] that only products with w, or weights of its width and kind, read:
- * written whole by kn_rmsnorm() or kn_glu() (out, stride k), read whole by kn_gemm() (a) any
- * number of times. A device keeps them as those products want them (bf16, 8 bits), so nothing else
- * may look. Slots as kn_scratch(). */
+ * written whole by kn_rmsnorm(), kn_layernorm() or kn_glu() (out, stride k), read whole by
+ * kn_gemm() (a) any number of times. A device keeps them as those products want them (bf16, 8
+ * bits), so nothing else may look. Slots as kn_scratch(). */
 float *kn_operand(struct kn_stream *st, unsigned slot, size_t m, const struct kn_mat *w);
 
 /* ---- row operations ---- */
@@ -265,11 +265,12 @@ int kn_rmsnorm_add(struct kn_stream *st, const float *x, size_t ldx, size_t m, s
 int kn_rmsnorm_heads(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t heads, size_t K,
                      const float *weight, float eps);
 /* out[i] = (x[i] - mean) / sqrt(variance + eps) * weight + bias, each over the row (variance: of
- * all D values); rows of D; out may be x. On the CPU; elsewhere -ENOTSUP, as is the next. */
+ * all D values); rows of D; out may be x. */
 int kn_layernorm(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t D,
                  const float *weight, const float *bias /* [D] or NULL */, float eps, float *out,
                  size_t ldo);
-/* x [m, n] in place: x * Phi(x), the standard normal's distribution function (GELU by erf). */
+/* x [m, n] in place: x * Phi(x), the standard normal's distribution function (GELU by erf). On the
+ * CPU; elsewhere -ENOTSUP. */
 int kn_gelu(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t n);
 /* gate_up [m, 2F] (gate first) -> out [m, F] = act(gate) * up; KN_GELU and what is behind it on the
  * CPU alone. */

@@ -42,7 +42,7 @@ struct kn_row_ops {
     typeof(kn_copy) *copy;
     typeof(kn_rmsnorm) *rmsnorm, *rmsnorm_add;
     typeof(kn_rmsnorm_heads) *rmsnorm_heads;
-    typeof(kn_layernorm) *layernorm; /* NULL on a GPU, with the next: -ENOTSUP */
+    typeof(kn_layernorm) *layernorm;
     typeof(kn_gelu) *gelu;
     typeof(kn_glu) *glu;
     typeof(kn_softcap) *softcap;

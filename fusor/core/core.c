@@ -144,7 +144,8 @@ static int vectors(struct packer *p, const enum model_w *w, size_t n_w, unsigned
         if (r < 0) return r;
         n += cols;
     }
-    if (w[0] == MODEL_NORM_OUT) fus_scale(p->rows, n, p->c->cfg.logit_scale);
+    if (w[0] == MODEL_NORM_OUT || w[0] == MODEL_NORM_OUT_BIAS)
+        fus_scale(p->rows, n, p->c->cfg.logit_scale);
     *ret = kn_mem_alloc(p->c->dev, KN_MEM_DEVICE, n * sizeof(**ret));
     return *ret ? kn_mem_copy(p->c->dev, *ret, p->rows, n * sizeof(**ret)) : -ENOMEM;
 }
@@ -154,6 +155,13 @@ static int vectors(struct packer *p, const enum model_w *w, size_t n_w, unsigned
     {                                                                                              \
         __VA_ARGS__                                                                                \
     }
+
+static int load_norm(struct packer *p, enum model_w w, enum model_w bias, unsigned layer,
+                     struct fus_norm *ret)
+{
+    int r = vectors(p, W(w), 1, layer, &ret->w);
+    return r < 0 ? r : vectors(p, W(bias), 1, layer, &ret->bias);
+}
 
 /* What is the layer's own beside its weights. */
 static void set_kind(struct fus_core *c, unsigned l)
@@ -231,8 +239,8 @@ static int load_layer(struct packer *p, unsigned l)
     if (r == 0 && mixed) r = load_experts(p, l);
     if (r == 0 && !mixed) r = pack(p, W(MODEL_GATE, MODEL_UP), 2, l, &w->gu);
     if (r == 0 && !mixed) r = pack(p, W(MODEL_DOWN), 1, l, &w->down);
-    if (r == 0) r = vectors(p, W(MODEL_NORM_ATTN), 1, l, &w->norm_attn);
-    if (r == 0) r = vectors(p, W(MODEL_NORM_FFN), 1, l, &w->norm_ffn);
+    if (r == 0) r = load_norm(p, MODEL_NORM_ATTN, MODEL_NORM_ATTN_BIAS, l, &w->norm_attn);
+    if (r == 0) r = load_norm(p, MODEL_NORM_FFN, MODEL_NORM_FFN_BIAS, l, &w->norm_ffn);
     if (r == 0) r = vectors(p, W(MODEL_POST_ATTN), 1, l, &w->post_attn);
     if (r == 0) r = vectors(p, W(MODEL_POST_FFN), 1, l, &w->post_ffn);
     if (r == 0) r = vectors(p, W(MODEL_K_BIAS, MODEL_V_BIAS), 2, l, &w->kv.bias);
@@ -270,8 +278,8 @@ static int load_weights(struct fus_core *c, const struct fus_core_opts *o)
     int r = p.rows && c->layer ? 0 : -ENOMEM;
     for (unsigned l = 0; r == 0 && l < c->cfg.L; l++)
         r = load_layer(&p, l);
-    if (r == 0) r = vectors(&p, W(MODEL_NORM_OUT), 1, 0, &c->norm_out);
-    if (r == 0 && !c->norm_out) r = -EBADMSG;
+    if (r == 0) r = load_norm(&p, MODEL_NORM_OUT, MODEL_NORM_OUT_BIAS, 0, &c->norm_out);
+    if (r == 0 && !c->norm_out.w) r = -EBADMSG;
     if (r == 0) r = pack_as(&p, kn_mat_create_full, W(MODEL_LM_HEAD), 1, 0, &c->lm_head);
     if (r == 0 && !kn_info(c->dev)->is_host)
         r = pack_as(&p, kn_mat_create_full, W(MODEL_EMBED), 1, 0, &c->embed);
@@ -575,6 +583,12 @@ static void experts_fini(struct kn_dev *d, struct kn_moe *w)
     mem_free(w->down);
 }
 
+static void norm_fini(struct kn_dev *d, struct fus_norm *n)
+{
+    kn_mem_free(d, n->w);
+    kn_mem_free(d, n->bias);
+}
+
 static void layer_fini(struct kn_dev *d, struct fus_layer *w)
 {
     const struct fus_linear *const linear[] = {&w->kv, &w->q, &w->o, &w->gu, &w->down};
@@ -583,8 +597,8 @@ static void layer_fini(struct kn_dev *d, struct fus_layer *w)
         kn_mem_free(d, linear[i]->bias);
         kn_mem_free(d, linear[i]->norm);
     }
-    kn_mem_free(d, w->norm_attn);
-    kn_mem_free(d, w->norm_ffn);
+    norm_fini(d, &w->norm_attn);
+    norm_fini(d, &w->norm_ffn);
     kn_mem_free(d, w->post_attn);
     kn_mem_free(d, w->post_ffn);
     kn_mem_free(d, w->sinks);
@@ -603,7 +617,7 @@ void fus_core_destroy(struct fus_core *c)
         layer_fini(c->dev, &c->layer[l]);
     mem_free(c->layer);
     kn_mat_destroy(c->lm_head.w);
-    kn_mem_free(c->dev, c->norm_out);
+    norm_fini(c->dev, &c->norm_out);
     kn_mat_destroy(c->embed.w);
     kn_mem_free(c->dev, c->rope_tab);
     kn_mem_free(c->dev, c->pool);

@@ -17,18 +17,22 @@ struct fus_linear {
     unsigned n_norms;
     size_t n_norm;
 };
+struct fus_norm {
+    float *w;    /* [D], or NULL: none */
+    float *bias; /* [D] of a LayerNorm; NULL: the root mean square's */
+};
 struct fus_layer {
-    struct fus_linear kv;        /* [2*G*K, D]: K rows, then V rows */
-    struct fus_linear q;         /* [H*K, D] */
-    struct fus_linear o;         /* [D, H*K] */
-    struct fus_linear gu;        /* [2*F, D]: gate rows, then up rows */
-    struct fus_linear down;      /* [D, F] */
-    struct kn_moe moe;           /* instead of these two; router NULL: none */
-    float *norm_attn, *norm_ffn; /* [D] in front of both, */
-    float *post_attn, *post_ffn; /* [D] and behind; NULL: there is none */
-    const struct kn_rope *rope;  /* NULL: nothing is rotated */
-    unsigned window;             /* keys that a row sees; 0: all */
-    float *sinks;                /* [H] or NULL */
+    struct fus_linear kv;                /* [2*G*K, D]: K rows, then V rows */
+    struct fus_linear q;                 /* [H*K, D] */
+    struct fus_linear o;                 /* [D, H*K] */
+    struct fus_linear gu;                /* [2*F, D]: gate rows, then up rows */
+    struct fus_linear down;              /* [D, F] */
+    struct kn_moe moe;                   /* instead of these two; router NULL: none */
+    struct fus_norm norm_attn, norm_ffn; /* in front of both, */
+    float *post_attn, *post_ffn;         /* [D] and behind; NULL: there is none */
+    const struct kn_rope *rope;          /* NULL: nothing is rotated */
+    unsigned window;                     /* keys that a row sees; 0: all */
+    float *sinks;                        /* [H] or NULL */
 };
 
 /* Work memory of a prefill: one part that only operations touch, one that the host shares. */
@@ -57,9 +61,9 @@ struct fus_core {
     struct fus_layer *layer;   /* [L] */
     struct fus_linear lm_head; /* [V, D] */
     struct fus_linear embed; /* [V, D] where the device cannot read the model's file, else empty */
-    float *norm_out;         /* [D] */
-    struct kn_rope rope[2];  /* of local layers the second */
-    float *rope_tab;         /* cos, then sin, of the first, then of the second where it differs */
+    struct fus_norm norm_out;
+    struct kn_rope rope[2]; /* of local layers the second */
+    float *rope_tab;        /* cos, then sin, of the first, then of the second where it differs */
     enum fus_fault fault;
     unsigned ctx_max;
     /* page pool */

@@ -52,6 +52,16 @@ static int project(struct kn_stream *st, const struct fus_core *c, const struct 
     return kn_rmsnorm_heads(st, to, w->n, m, w->n_norms, w->n_norm, w->norm, c->cfg.rms_eps);
 }
 
+/* Rows x [m, D] normed, to out. */
+static int normed(struct kn_stream *st, const struct fus_core *c, const struct fus_norm *n,
+                  const float *x, size_t m, float *out)
+{
+    const size_t D = c->cfg.D;
+    const float eps = c->cfg.rms_eps;
+    return n->bias ? kn_layernorm(st, x, D, m, D, n->w, n->bias, eps, out, D)
+                   : kn_rmsnorm(st, x, D, m, D, n->w, eps, out, D);
+}
+
 struct span { /* m rows of the residual [m, D] */
     struct kn_stream *st;
     const struct fus_core *c;
@@ -61,16 +71,15 @@ struct span { /* m rows of the residual [m, D] */
 
 /* *ret: what a half of a layer reads of its rows, for products with w (NULL: for all): normed, if
  * a norm stands in front of it. */
-static int half_in(const struct span *s, const float *norm, const struct kn_mat *w,
+static int half_in(const struct span *s, const struct fus_norm *norm, const struct kn_mat *w,
                    const float **ret)
 {
-    const size_t D = s->c->cfg.D;
     *ret = s->x;
-    if (!norm) return 0;
+    if (!norm->w) return 0;
     float *h = w ? kn_operand(s->st, SLOT_H, s->m, w)
-                 : kn_scratch(s->st, SLOT_H, s->m * D * sizeof(*h)); /* [m, D] */
+                 : kn_scratch(s->st, SLOT_H, s->m * s->c->cfg.D * sizeof(*h)); /* [m, D] */
     *ret = h;
-    return h ? kn_rmsnorm(s->st, s->x, D, s->m, D, norm, s->c->cfg.rms_eps, h, D) : -ENOMEM;
+    return h ? normed(s->st, s->c, norm, s->x, s->m, h) : -ENOMEM;
 }
 
 /* What it gives, a [m, k] times w, is added to its rows, normed first if a norm stands behind. */
@@ -135,7 +144,7 @@ static int block_a(struct kn_stream *st, void *arg, size_t row, size_t m)
     int r = 0;
     const struct kv_rows rows = {st, p->layer, row0, m, k, k + GK, 2 * GK};
     if (p->embed_tok) r = embed_rows(st, p->core, p->embed_tok + row0, m, span.x);
-    if (r == 0) r = half_in(&span, w->norm_attn, w->kv.w, &h);
+    if (r == 0) r = half_in(&span, &w->norm_attn, w->kv.w, &h);
     if (r == 0) r = project(st, p->core, &w->kv, h, m, k);
     if (r == 0 && p->hook) r = p->hook(p->hook_ctx, &rows);
     if (r == 0 && w->rope) r = kn_rope(st, w->rope, k, 2 * GK, m, cfg->G, p->pos + row0);
@@ -177,7 +186,7 @@ static int attend(struct kn_stream *st, const struct fus_phase *p, size_t row0, 
     float *lse = p->keep_q ? kn_scratch(st, SLOT_LSE, m * cfg->H * sizeof(*lse)) : NULL;
     if (!q || (p->keep_q && !lse)) return -ENOMEM;
     const struct span span = {st, p->core, p->x + row0 * cfg->D, m};
-    int r = half_in(&span, w->norm_attn, w->q.w, &h);
+    int r = half_in(&span, &w->norm_attn, w->q.w, &h);
     if (r == 0) r = project(st, p->core, &w->q, h, m, q);
     if (r == 0 && w->rope) r = kn_rope(st, w->rope, q, HK, m, cfg->H, p->pos + row0);
     struct kn_attn_args a = fus_attn_args(p->core, &p->kv, p->layer);
@@ -196,7 +205,7 @@ static int mixture(struct kn_stream *st, const struct fus_core *c, unsigned laye
     const struct span span = {st, c, x, m};
     const size_t D = c->cfg.D;
     const float *h;
-    int r = half_in(&span, w->norm_ffn, NULL, &h);
+    int r = half_in(&span, &w->norm_ffn, NULL, &h);
     if (r < 0) return r;
     if (!w->post_ffn) return kn_moe(st, &w->moe, h, m, x, true);
     float *y = kn_scratch(st, SLOT_POST, m * D * sizeof(*y));
@@ -216,7 +225,7 @@ static int feed_forward(struct kn_stream *st, const struct fus_core *c, unsigned
     float *act = kn_operand(st, SLOT_ACT, m, w->down.w);          /* [m, F] */
     if (!gu || !act) return -ENOMEM;
     const struct span span = {st, c, x, m};
-    int r = half_in(&span, w->norm_ffn, w->gu.w, &h);
+    int r = half_in(&span, &w->norm_ffn, w->gu.w, &h);
     if (r == 0) r = linear(st, &w->gu, h, m, gu, false);
     if (r == 0) r = kn_glu(st, cfg->act, gu, 2 * F, m, F, act, F);
     return r < 0 ? r : half_out(&span, w->post_ffn, &w->down, act);
@@ -295,8 +304,7 @@ static int block_logits(struct kn_stream *st, void *arg, size_t row0, size_t m)
     const struct model_cfg *cfg = &a->c->cfg;
     float *h = kn_operand(st, SLOT_H, m, a->c->lm_head.w);
     if (!h) return -ENOMEM;
-    int r = kn_rmsnorm(st, a->x + row0 * cfg->D, cfg->D, m, cfg->D, a->c->norm_out, cfg->rms_eps, h,
-                       cfg->D);
+    int r = normed(st, a->c, &a->c->norm_out, a->x + row0 * cfg->D, m, h);
     if (r < 0) return r;
     float *out = a->logits + row0 * cfg->V;
     float *near = a->far ? kn_scratch(st, SLOT_GU, m * cfg->V * sizeof(*near)) : out;
@@ -329,7 +337,7 @@ static int block_hidden(struct kn_stream *st, void *arg, size_t row0, size_t m)
     float *out = a->logits + row0 * D;
     float *near = a->far ? kn_scratch(st, SLOT_GU, m * D * sizeof(*near)) : out;
     if (!near) return -ENOMEM;
-    int r = kn_rmsnorm(st, a->x + row0 * D, D, m, D, a->c->norm_out, a->c->cfg.rms_eps, near, D);
+    int r = normed(st, a->c, &a->c->norm_out, a->x + row0 * D, m, near);
     return r < 0 || near == out ? r : kn_copy(st, out, near, m * D * sizeof(*near));
 }
 
@@ -405,7 +413,7 @@ static int decode_layers(struct kn_stream *st, const struct decode *d, size_t n)
         const float *h; /* q's as well */
         float *att = kn_scratch(st, SLOT_ATT, n * HK * sizeof(*att));
         if (!att) return -ENOMEM;
-        r = half_in(&span, w->norm_attn, w->kv.w, &h);
+        r = half_in(&span, &w->norm_attn, w->kv.w, &h);
         if (r == 0) r = decode_attention(st, d, l, n, h, att);
         if (r == 0) r = half_out(&span, w->post_attn, &w->o, att);
         if (r == 0) r = (w->moe.router ? mixture : feed_forward)(st, d->c, l, x, n);

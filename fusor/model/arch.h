@@ -23,20 +23,21 @@ struct model_arch {
     bool interleaved;    /* pairs of rotated dims stand side by side in GGUF's Q and K rows, */
     bool hf_interleaved; /* and in safetensors, too */
     bool qkv_bias, qk_norm, qk_norm_wide;
-    bool bias_key;      /* config.json: attention_bias adds q, k, v and o biases (with qkv_bias:
-                           which are there without the key), */
-    bool qkv_bias_key;  /* or q, k and v biases alone, which are there without the key */
-    bool packed_qkv;    /* Q, K and V rows are one tensor, */
-    bool packed_ffn;    /* and so are gate and up rows */
-    bool norm_less_one; /* safetensors have norms less 1 */
-    bool scales_embed;  /* embeddings are multiplied by sqrt(D) */
-    bool multipliers;   /* of embeddings, residual stream, scores and logits */
-    bool caps;          /* of scores and logits */
-    bool partial;       /* may rotate a part of each head; */
-    double part;        /* config.json: which, without the key; 0: all */
-    bool old_longrope;  /* config.json: rope types "su" and "yarn" are longrope */
-    bool tied;          /* config.json: without tie_word_embeddings the head is the embeddings */
-    bool sinks;         /* heads have sinks */
+    bool bias_key; /* config.json: attention_bias adds q, k, v and o biases (with qkv_bias: which
+                      are there without the key), */
+    const char *qkv_bias_key; /* or this key q, k and v biases alone; without it, qkv_bias */
+    bool layernorm;           /* as of struct model_cfg */
+    bool packed_qkv;          /* Q, K and V rows are one tensor, */
+    bool packed_ffn;          /* and so are gate and up rows */
+    bool norm_less_one;       /* safetensors have norms less 1 */
+    bool scales_embed;        /* embeddings are multiplied by sqrt(D) */
+    bool multipliers;         /* of embeddings, residual stream, scores and logits */
+    bool caps;                /* of scores and logits */
+    bool partial;             /* may rotate a part of each head; */
+    double part;              /* config.json: which, without the key; 0: all */
+    bool old_longrope;        /* config.json: rope types "su" and "yarn" are longrope */
+    bool tied;     /* config.json: without tie_word_embeddings the head is the embeddings */
+    bool sinks;    /* heads have sinks */
     bool own_yarn; /* yarn's correction range is not rounded, which GGUF cannot say, and config.json
                       must have its settings */
     enum model_norms norms;

@@ -47,9 +47,12 @@ enum when {
     IF_MIXED,
     WITH_SHARED,
     WITH_SINKS,
-    WITH_EXPERT_BIAS
+    WITH_EXPERT_BIAS,
+    WITH_LAYERNORM
 };
-#define N_GLOBAL MODEL_NORM_ATTN /* kinds before it are not per layer */
+#define N_GLOBAL MODEL_NORM_ATTN /* kinds before it are not per layer, */
+/* and this one, which came later: the numbers of kinds are part of fingerprints. */
+#define GLOBAL_TOO MODEL_NORM_OUT_BIAS
 
 static const struct weight_kind {
     /* After "blk.N." and "model.layers.N." for layers; gguf NULL: of experts, hf: hf_name(). */
@@ -96,6 +99,11 @@ static const struct weight_kind {
     [MODEL_EXPERT_GATE_BIAS] = {NULL, NULL, DIM_NF, DIM_1, WITH_EXPERT_BIAS},
     [MODEL_EXPERT_UP_BIAS] = {NULL, NULL, DIM_NF, DIM_1, WITH_EXPERT_BIAS},
     [MODEL_EXPERT_DOWN_BIAS] = {NULL, NULL, DIM_ND, DIM_1, WITH_EXPERT_BIAS},
+    [MODEL_NORM_OUT_BIAS] = {"output_norm.bias", "model.norm.bias", DIM_1, DIM_D, WITH_LAYERNORM},
+    [MODEL_NORM_ATTN_BIAS] = {"attn_norm.bias", "input_layernorm.bias", DIM_1, DIM_D,
+                              WITH_LAYERNORM},
+    [MODEL_NORM_FFN_BIAS] = {"ffn_norm.bias", "post_attention_layernorm.bias", DIM_1, DIM_D,
+                             WITH_LAYERNORM},
 };
 
 static size_t dim_size(const struct model_cfg *c, enum dim d)
@@ -130,8 +138,14 @@ static bool model_wants(const struct model_cfg *c, enum when w)
                            [IF_MIXED] = c->experts.n > 0,
                            [WITH_SHARED] = c->experts.shared_F > 0,
                            [WITH_SINKS] = c->sinks,
-                           [WITH_EXPERT_BIAS] = c->experts.biases};
+                           [WITH_EXPERT_BIAS] = c->experts.biases,
+                           [WITH_LAYERNORM] = c->layernorm};
     return wanted[w];
+}
+
+static bool is_global(enum model_w w)
+{
+    return w < N_GLOBAL || w == GLOBAL_TOO;
 }
 
 static size_t slot(enum model_w w, unsigned layer)
@@ -211,7 +225,7 @@ static int check_config(struct model *m, struct err *err)
 static void tensor_name(const struct model *m, enum model_w w, unsigned layer, const char *rest,
                         char *ret, size_t size)
 {
-    if (w < N_GLOBAL)
+    if (is_global(w))
         (void)snprintf(ret, size, "%s", rest);
     else
         (void)snprintf(ret, size, "%s.%u.%s", m->gguf ? "blk" : "model.layers", layer, rest);
@@ -342,7 +356,7 @@ static int bind_layer(struct model *m, unsigned l, struct err *err)
 {
     int r = 0;
     for (int w = l == 0 ? 0 : N_GLOBAL; r == 0 && w < MODEL_W_COUNT; w++)
-        if (kinds[w].gguf && model_wants(&m->cfg, kinds[w].when))
+        if (kinds[w].gguf && model_wants(&m->cfg, kinds[w].when) && (l == 0 || !is_global(w)))
             r = bind_one(m, (enum model_w)w, l, err);
     return r == 0 && m->cfg.experts.n ? model_bind_experts(m, l, err) : r;
 }
@@ -405,6 +419,7 @@ static int print_more(const struct model_cfg *c, struct buf *b)
     } more[] = {
         {"qk_norm_wide", c->qk_norm_wide, 0},
         {"norms", c->norms, MODEL_NORMS_BEFORE},
+        {"layernorm", c->layernorm, 0},
         {"act", c->act, KN_SILU},
         {"window", c->window, 0},
         {"n_rot", c->n_rot, c->K},

@@ -55,6 +55,7 @@ struct model_cfg {
     bool sinks;                 /* each head has one: kn_attn() */
     bool qk_norm, qk_norm_wide; /* each head of Q and K is normed; wide: all heads as one vector */
     enum model_norms norms;
+    bool layernorm; /* but those of heads, norms take the mean away and have a bias */
     enum kn_act act;
     const uint8_t *layers; /* [L] MODEL_LAYER_… bits; NULL: 0 everywhere */
     unsigned window;       /* keys that a row of a local layer sees, its own included; 0: all */
@@ -102,6 +103,9 @@ enum model_w {                  /* weight kinds; per-layer ones take a layer ind
                MODEL_EXPERT_GATE_BIAS,
                MODEL_EXPERT_UP_BIAS,   /* [experts.n * experts.F, 1] */
                MODEL_EXPERT_DOWN_BIAS, /* [experts.n * D, 1] */
+               MODEL_NORM_OUT_BIAS,    /* [D], of the model as a whole, and of layers: */
+               MODEL_NORM_ATTN_BIAS,
+               MODEL_NORM_FFN_BIAS,
                MODEL_W_COUNT
 };
 struct model;

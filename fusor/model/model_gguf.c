@@ -200,6 +200,11 @@ static int refuse_gguf_features(struct model *m, struct keys *k, struct err *err
             return err_set(err, -ENOTSUP, "%s (\"%s\"), which is not supported", refused[i].what,
                            k->buf);
     }
+    /* Converters write the key of parallel parts also where there are none. */
+    if (m->arch->layernorm && !find_tensor(m, "blk.0.ffn_norm.weight"))
+        return err_set(err, -ENOTSUP,
+                       "computes attention and feed-forward part beside each other (no "
+                       "\"ffn_norm\")");
     bool causal = true;
     (void)gguf_bool(m->gguf, key(k, "attention.causal"), &causal);
     if (!causal) return err_set(err, -ENOTSUP, "attends in both directions");
@@ -235,7 +240,8 @@ static void read_scales(struct model *m, struct keys *k)
     const struct model_arch *a = m->arch;
     struct model_cfg *c = &m->cfg;
     const double dims = a->wide_layers == c->L ? (double)c->D / c->H : 0;
-    c->rms_eps = (float)get(k, "attention.layer_norm_rms_epsilon", -1);
+    c->rms_eps = (float)get(
+        k, a->layernorm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon", -1);
     c->attn_scale = (float)get(k, "attention.scale", dims > 0 ? 1 / sqrt(dims) : 0);
     c->embed_scale = c->logit_scale = 1;
     if (a->multipliers) {
@@ -261,6 +267,7 @@ int model_from_gguf(struct model *m, struct err *err)
     c->qk_norm_wide = a->qk_norm_wide;
     c->sinks = a->sinks;
     c->norms = a->norms;
+    c->layernorm = a->layernorm;
     c->act = a->act;
     struct keys k = {.g = m->gguf, .arch = c->arch};
     int r = read_dims(m, &k, err);

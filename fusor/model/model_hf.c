@@ -82,7 +82,8 @@ static int read_dims(struct reader *d, struct model *m, json_t *j)
     if (d->r < 0) return d->r;
     if (c->H == 0 || c->D < c->H) return err_set(d->err, -EBADMSG, "has %u attention heads", c->H);
     c->K = count(d, j, "head_dim", c->D / c->H);
-    c->rms_eps = (float)real(d, j, "rms_norm_eps", m->arch->eps > 0 ? m->arch->eps : 1e-6);
+    const char *eps = m->arch->layernorm ? "layer_norm_eps" : "rms_norm_eps";
+    c->rms_eps = (float)real(d, j, eps, m->arch->eps > 0 ? m->arch->eps : 1e-6);
     return d->r;
 }
 
@@ -342,6 +343,12 @@ static int refuse_hf_features(struct reader *d, const struct model_arch *a, json
     if (given(j, "clip_qkv")) return err_set(d->err, -ENOTSUP, "clamps Q, K and V (clip_qkv)");
     if (given(j, "quantization_config") && !in_mxfp4(a, json_object_get(j, "quantization_config")))
         return err_set(d->err, -ENOTSUP, "has a quantization_config, which is not supported");
+    if (flag(d, j, "use_parallel_residual", false))
+        return err_set(d->err, -ENOTSUP,
+                       "computes attention and feed-forward part beside each other "
+                       "(use_parallel_residual)");
+    if (flag(d, j, "qk_layernorm", false))
+        return err_set(d->err, -ENOTSUP, "norms each head of Q and K by its own (qk_layernorm)");
     if (flag(d, j, "mlp_bias", false))
         return err_set(d->err, -ENOTSUP, "has biases in its feed-forward part (mlp_bias)");
     for (size_t i = 0; !a->multipliers && i < sizeof(multipliers) / sizeof(multipliers[0]); i++) {
@@ -394,11 +401,12 @@ static int read_config(struct model *m, json_t *j, struct err *err)
     c->o_bias = a->bias_key && flag(&d, j, "attention_bias", a->qkv_bias);
     c->qkv_bias = a->bias_key ? c->o_bias : a->qkv_bias;
     c->qkv_bias = flag(&d, j, "qkv_bias", c->qkv_bias);
-    if (a->qkv_bias_key) c->qkv_bias = flag(&d, j, "attention_bias", true);
+    if (a->qkv_bias_key) c->qkv_bias = flag(&d, j, a->qkv_bias_key, a->qkv_bias);
     c->qk_norm = a->qk_norm;
     c->qk_norm_wide = a->qk_norm_wide;
     c->sinks = a->sinks;
     c->norms = a->norms;
+    c->layernorm = a->layernorm;
     c->act = a->act;
     m->norm_less_one = a->norm_less_one;
     m->permuted = a->hf_interleaved;

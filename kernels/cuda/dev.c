@@ -649,6 +649,14 @@ static int rmsnorm_heads(struct kn_stream *st, float *x, size_t ldx, size_t m, s
     return heads ? cu_rmsnorm(st->dev->cu, &r, heads, weight, eps) : 0;
 }
 
+static int layernorm(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t D,
+                     const float *weight, const float *bias, float eps, float *out, size_t ldo)
+{
+    struct cu_rows r = {x, ldx, m, D, out, ldo, CU_F32, NULL};
+    int e = aim(st, &r);
+    return e < 0 ? e : cu_layernorm(st->dev->cu, &r, weight, bias, eps);
+}
+
 static int glu(struct kn_stream *st, enum kn_act act, const float *gate_up, size_t ldg, size_t m,
                size_t F, float *out, size_t ldo)
 {
@@ -827,6 +835,7 @@ static const struct kn_row_ops row_ops = {
     .rmsnorm = rmsnorm,
     .rmsnorm_add = rmsnorm_add,
     .rmsnorm_heads = rmsnorm_heads,
+    .layernorm = layernorm,
     .glu = glu,
     .softcap = softcap,
     .rope = rope,

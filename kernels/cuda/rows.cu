@@ -31,6 +31,45 @@ static __global__ void rmsnorm(struct cu_rows r, size_t heads, const float *weig
     });
 }
 
+/* The row is read three times: a mean that is far from the spread must not cancel it. */
+static __global__ void layernorm(struct cu_rows r, const float *weight, const float *bias,
+                                 float eps, bool wide)
+{
+    const size_t row = blockIdx.x;
+    const float *x = r.x + row * r.ldx;
+    float sum = 0, square = 0;
+    for (size_t i = size_t(threadIdx.x) * 4; i < r.n; i += size_t(blockDim.x) * 4) {
+        const cu_four q = cu_four_at(x, i, r.n, wide);
+        for (unsigned j = 0; j < 4; j++)
+            sum += q.v[j];
+    }
+    const float mean = cu_block_sum(sum) / float(r.n);
+    for (size_t i = size_t(threadIdx.x) * 4; i < r.n; i += size_t(blockDim.x) * 4) {
+        const cu_four q = cu_four_at(x, i, r.n, wide);
+        for (unsigned j = 0; j < 4 && i + j < r.n; j++)
+            square = fmaf(q.v[j] - mean, q.v[j] - mean, square);
+    }
+    const float inv = 1.0f / sqrtf(cu_block_sum(square) / float(r.n) + eps);
+    cu_put_row(r, row, wide, [&](size_t i) {
+        cu_four q = cu_four_at(x, i, r.n, wide);
+        const cu_four w = cu_four_at(weight, i, r.n, wide);
+        const cu_four b = bias ? cu_four_at(bias, i, r.n, wide) : cu_four{{0, 0, 0, 0}};
+        for (unsigned j = 0; j < 4; j++)
+            q.v[j] = (q.v[j] - mean) * inv * w.v[j] + b.v[j];
+        return q;
+    });
+}
+
+int cu_layernorm(struct cu *c, const struct cu_rows *r, const float *weight, const float *bias,
+                 float eps)
+{
+    const bool wide = cu_is_wide(r) && reinterpret_cast<uintptr_t>(weight) % 16 == 0 &&
+                      reinterpret_cast<uintptr_t>(bias) % 16 == 0;
+    KN_LAUNCH(layernorm, dim3(unsigned(r->m)), dim3(cu_row_threads(r->n)), 0, c->stream, *r, weight,
+              bias, eps, wide);
+    return cu_launched(c);
+}
+
 int cu_rmsnorm(struct cu *c, const struct cu_rows *r, size_t heads, const float *weight, float eps)
 {
     const bool wide = cu_is_wide(r) && reinterpret_cast<uintptr_t>(weight) % 16 == 0;

@@ -13,13 +13,16 @@ struct cu_rows { /* x [m, n], stride ldx -> out, stride ldo */
     size_t ldx, m, n;
     float *out;
     size_t ldo;
-    /* cu_rmsnorm(), cu_glu(), cu_stage(): not CU_F32: out is data of a side of this type. */
+    /* cu_rmsnorm(), cu_layernorm(), cu_glu(), cu_stage(): not CU_F32: out is data of a side of this
+     * type. */
     enum cu_type to;
     float *scale;
 };
 int cu_stage(struct cu *c, const struct cu_rows *r); /* x -> a side, or rows of one */
 int cu_rmsnorm(struct cu *c, const struct cu_rows *r, size_t heads, const float *weight, float eps);
 int cu_rmsnorm_add(struct cu *c, const struct cu_rows *r, const float *weight, float eps);
+int cu_layernorm(struct cu *c, const struct cu_rows *r, const float *weight,
+                 const float *bias /* or NULL */, float eps);
 int cu_glu(struct cu *c, enum kn_act act, const struct cu_rows *r); /* x [m, 2n] */
 int cu_softcap(struct cu *c, const struct cu_rows *r, float cap);
 int cu_gather(struct cu *c, const struct cu_rows *r, const int32_t *idx);

@@ -129,6 +129,13 @@ MODELS = {
     "glm4": ("Glm4Config", dict(hidden_size=48, num_attention_heads=3, num_key_value_heads=1,
                                 head_dim=16, intermediate_size=64, attention_bias=True,
                                 pad_token_id=0, partial_rotary_factor=0.5), dict()),
+    "stablelm": ("StableLmConfig", dict(hidden_size=64, num_attention_heads=4,
+                                        num_key_value_heads=2, intermediate_size=64,
+                                        use_qkv_bias=True, pad_token_id=0), dict()),
+    "stablelm-3b": ("StableLmConfig", dict(hidden_size=32, num_attention_heads=2,
+                                           num_key_value_heads=2, intermediate_size=48,
+                                           partial_rotary_factor=0.5, pad_token_id=0),
+                    dict(classic=True, seed=2)),
     "qwen3-reranker": ("Qwen3Config", dict(hidden_size=48, num_attention_heads=3,
                                            num_key_value_heads=1, head_dim=32, vocab_size=280,
                                            intermediate_size=64, use_sliding_window=False,
@@ -174,8 +181,8 @@ MODELS = {
 GGUF = [("llama3", "Q8_0"), ("llama-linear", "F32"), ("qwen2", "F32"), ("qwen3", "F32"),
         ("smollm2", "F32"), ("gemma2", "F32"), ("gemma3", "F32"), ("phi3", "F32"),
         ("phi3-long", "F32"), ("granite", "F32"), ("smollm3", "F32"), ("olmo2", "F32"),
-        ("glm4", "F32"), ("mixtral", "MXFP4"), ("qwen3moe", "F32"), ("qwen2moe", "F32"),
-        ("olmoe", "F32"), ("gpt-oss", "F32"), ("gpt-oss-mxfp4", "MXFP4")]
+        ("glm4", "F32"), ("stablelm", "F32"), ("mixtral", "MXFP4"), ("qwen3moe", "F32"),
+        ("qwen2moe", "F32"), ("olmoe", "F32"), ("gpt-oss", "F32"), ("gpt-oss-mxfp4", "MXFP4")]
 
 
 def randomize(model, seed, less_one=False):
@@ -190,7 +197,7 @@ def randomize(model, seed, less_one=False):
         for name, p in model.named_parameters():
             part = name.split(".")[-2]
             r = torch.randn(p.shape, generator=g, dtype=torch.float32)
-            if "norm" in part:
+            if "norm" in part and not name.endswith("bias"):
                 # Norms behind a block are larger, most where embeddings are, so that a token does not
                 # answer with itself.
                 behind = "post_" in part and ("feedforward" in part or less_one or "self_attn" in part)
@@ -220,6 +227,8 @@ def classic_config(path):
         c["sliding_window_pattern"] = c.pop("_sliding_window_pattern")
     c["rope_theta"] = rope.pop("rope_theta")
     kind = rope.pop("rope_type")
+    if "partial_rotary_factor" in rope:
+        c["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
     c["rope_scaling"] = None if kind == "default" else {key: kind, **rope}
     c["torch_dtype"] = c.pop("dtype", "float32")
     with open(path, "w") as f:
@@ -417,8 +426,8 @@ INTERLEAVED = ("llama", "granite", "smollm3")  # by the converter; GLM's rows ar
 def gguf_name(name, arch="llama"):
     if name == "model.embed_tokens.weight":
         return "token_embd.weight"
-    if name == "model.norm.weight":
-        return "output_norm.weight"
+    if name.startswith("model.norm."):
+        return "output_norm." + name.split(".")[-1]
     if name == "lm_head.weight":
         return "output.weight"
     _, _, layer, rest = name.split(".", 3)
@@ -443,7 +452,11 @@ def make_gguf(name, qtype):
     w.add_feed_forward_length(c.intermediate_size)
     w.add_head_count(c.num_attention_heads)
     w.add_head_count_kv(c.num_key_value_heads)
-    w.add_layer_norm_rms_eps(c.rms_norm_eps)
+    if arch == "stablelm":
+        w.add_layer_norm_eps(c.layer_norm_eps)
+        w.add_parallel_residual(True)  # as converters do, whatever the model is
+    else:
+        w.add_layer_norm_rms_eps(c.rms_norm_eps)
     rope = c.rope_parameters.get("full_attention", c.rope_parameters)
     w.add_rope_freq_base(rope["rope_theta"])
     w.add_rope_dimension_count(int(k * rope.get("partial_rotary_factor", 1)))

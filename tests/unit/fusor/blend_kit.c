@@ -178,6 +178,7 @@ const struct tiny_opts kit_layers[KIT_LAYERS] = {
     {.L = 4, .window = 33},
     {.L = 4, .nope_every = 2, .n_rot = 8, .logit_scale = 0.25f},
     {.L = 4, .norms = MODEL_NORMS_BEHIND, .qk_norm_wide = true},
+    {.L = 4, .layernorm = true, .qkv_bias = true, .n_rot = 4, .logit_scale = 0.5f},
 };
 
 void kit_open(struct kit *k, const struct tiny_opts *o, uint64_t kv_tokens)

@@ -36,7 +36,7 @@ struct kit {
 };
 /* Layers of several kinds: windows shorter and longer than chunks and pages, layers without
  * rotation, norms elsewhere, bounds and scales. */
-enum { KIT_LAYERS = 5 };
+enum { KIT_LAYERS = 6 };
 extern const struct tiny_opts kit_layers[KIT_LAYERS];
 void kit_open(struct kit *k, const struct tiny_opts *o, uint64_t kv_tokens);
 void kit_close(struct kit *k);

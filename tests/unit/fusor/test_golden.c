@@ -244,6 +244,21 @@ static void check_mixture(const char *name, const char *golden)
     check_model(name, golden);
 }
 
+TEST(stablelm_with_biases)
+{
+    check_model("stablelm", "stablelm");
+}
+
+TEST(stablelm_gguf)
+{
+    check_model("stablelm.F32.gguf", "stablelm");
+}
+
+TEST(stablelm_3b_without_biases)
+{
+    check_model("stablelm-3b", "stablelm-3b");
+}
+
 TEST(mixtral)
 {
     check_mixture("mixtral", "mixtral");

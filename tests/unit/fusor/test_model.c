@@ -74,6 +74,12 @@ static const struct {
     {"glm4", "glm4", 48, 3, 1, 16, 64, 128, ROPE_NONE, true, true, false, false, false, .n_rot = 8},
     {"glm4.F32.gguf", "glm4", 48, 3, 1, 16, 64, 128, ROPE_NONE, true, true, false, false, false,
      .n_rot = 8},
+    {"stablelm", "stablelm", 64, 4, 2, 16, 64, 128, ROPE_NONE, true, true, false, false, false,
+     .n_rot = 4},
+    {"stablelm.F32.gguf", "stablelm", 64, 4, 2, 16, 64, 128, ROPE_NONE, true, true, false, false,
+     false, .n_rot = 4},
+    {"stablelm-3b", "stablelm", 32, 2, 2, 16, 48, 128, ROPE_NONE, true, false, false, false, false,
+     .n_rot = 8},
 };
 
 TEST(architectures_by_either_name)
@@ -212,6 +218,7 @@ TEST(gguf_twins_hold_the_same_weights)
     same_weights("granite", "granite.F32.gguf");
     same_weights("smollm3", "smollm3.F32.gguf");
     same_weights("olmo2", "olmo2.F32.gguf");
+    same_weights("stablelm", "stablelm.F32.gguf"); /* with biases of norms */
     same_weights("glm4", "glm4.F32.gguf");         /* interleaved in both, in a part of each head */
     same_weights("qwen3moe", "qwen3moe.F32.gguf"); /* a tensor for each expert */
     same_weights("qwen2moe", "qwen2moe.F32.gguf"); /* one for all of them */
@@ -560,6 +567,12 @@ static const struct {
     {"smollm3", "{\"use_sliding_window\":true,\"sliding_window\":64,\"layer_types\":null}",
      -ENOTSUP, "without types of layers"},
     {"glm4", "{\"attention_bias\":false}", -ENOTSUP, "is not known"},
+    {"stablelm", "{\"use_qkv_bias\":false}", -ENOTSUP, "is not known"},
+    {"stablelm", "{\"use_parallel_residual\":true}", -ENOTSUP, "use_parallel_residual"},
+    {"stablelm", "{\"qk_layernorm\":true}", -ENOTSUP, "qk_layernorm"},
+    {"stablelm", "{\"layer_norm_eps\":-1}", -EBADMSG, "norm epsilon"},
+    {"stablelm", "{\"architectures\":[\"LlamaForCausalLM\"],\"rope_parameters\":null}", -ENOTSUP,
+     "is not known"},
     {"gemma2", "{\"attn_logit_softcapping\":-1}", -EBADMSG, "bound of scores"},
     {"gemma2", "{\"final_logit_softcapping\":1e300}", -EBADMSG, "bound of scores"},
     {"gemma2", "{\"architectures\":[\"LlamaForCausalLM\"]}", -ENOTSUP, "activation"},
@@ -770,7 +783,7 @@ TEST(fingerprint_covers_configuration_and_weights)
 }
 
 /* ---- GGUF files built here: one layer of zeros ---- */
-static void build(struct gguf_build *g, const char *arch, const char *skip_key)
+static void build(struct gguf_build *g, const char *arch, const char *skip)
 {
     static const struct {
         const char *key;
@@ -784,16 +797,16 @@ static void build(struct gguf_build *g, const char *arch, const char *skip_key)
     char key[96];
     gb_kv_str(g, "general.architecture", arch);
     for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
-        if (strcmp(counts[i].key, skip_key) == 0) continue;
+        if (strcmp(counts[i].key, skip) == 0) continue;
         (void)snprintf(key, sizeof(key), "%s.%s", arch, counts[i].key);
         gb_kv_u32(g, key, counts[i].v);
     }
     (void)snprintf(key, sizeof(key), "%s.attention.layer_norm_rms_epsilon", arch);
-    if (strcmp("attention.layer_norm_rms_epsilon", skip_key) != 0) gb_kv_f32(g, key, 1e-5f);
+    if (strcmp("attention.layer_norm_rms_epsilon", skip) != 0) gb_kv_f32(g, key, 1e-5f);
     gb_tensor(g, "token_embd.weight", 8, 16, 32, 16 * 34);
     gb_tensor(g, "output_norm.weight", 0, 0, 32, 128);
     gb_tensor(g, "blk.0.attn_norm.weight", 0, 0, 32, 128);
-    gb_tensor(g, "blk.0.ffn_norm.weight", 0, 0, 32, 128);
+    if (strcmp("ffn_norm", skip) != 0) gb_tensor(g, "blk.0.ffn_norm.weight", 0, 0, 32, 128);
     for (size_t i = 0; i < sizeof(mats) / sizeof(mats[0]); i++) {
         (void)snprintf(key, sizeof(key), "blk.0.%s.weight", mats[i]);
         gb_tensor(g, key, 8, 32, 32, 32 * 34);
@@ -875,6 +888,12 @@ TEST(gguf_refused_by_name)
     build(&g, "llama", "");
     gb_tensor(&g, "blk.0.ffn_gate.bias", 0, 0, 32, 128);
     gguf_refused(&g, -ENOTSUP, "\"blk.0.ffn_gate.bias\" is not known");
+    g = (struct gguf_build){0};
+    build(&g, "stablelm", "ffn_norm");
+    gguf_refused(&g, -ENOTSUP, "beside each other");
+    g = (struct gguf_build){0};
+    build(&g, "stablelm", "");
+    gguf_refused(&g, -EBADMSG, "norm epsilon");
     g = (struct gguf_build){0};
     build(&g, "qwen3", "");
     gguf_refused(&g, -EBADMSG, "\"blk.0.attn_q_norm.weight\" is missing");

@@ -50,6 +50,7 @@ int tiny_model_create(const struct tiny_opts *o, struct model **ret)
                                 .qk_norm_wide = o->qk_norm_wide,
                                 .norms = o->norms,
                                 .sinks = o->sinks,
+                                .layernorm = o->layernorm,
                                 .act = o->clamped ? KN_SILU_CLAMPED
                                        : o->gelu  ? KN_GELU_TANH
                                                   : KN_SILU,
@@ -100,6 +101,10 @@ bool model_has(const struct model *m, enum model_w w, unsigned layer)
     case MODEL_POST_ATTN:
     case MODEL_POST_FFN:
         return m->cfg.norms != MODEL_NORMS_BEFORE;
+    case MODEL_NORM_OUT_BIAS:
+    case MODEL_NORM_ATTN_BIAS:
+    case MODEL_NORM_FFN_BIAS:
+        return m->cfg.layernorm;
     case MODEL_SHARED_GATE:
     case MODEL_SHARED_UP:
     case MODEL_SHARED_DOWN:
@@ -293,14 +298,18 @@ static float *weight(const struct model *m, enum model_w w, unsigned layer)
     return p;
 }
 
-static void norm(const double *x, size_t n, const float *w, double eps, double *out)
+/* bias NULL: about 0, not about the mean. */
+static void norm(const double *x, size_t n, const float *w, const float *bias, double eps,
+                 double *out)
 {
-    double ss = 0;
+    double mean = 0, ss = 0;
+    for (size_t i = 0; bias && i < n; i++)
+        mean += x[i] / (double)n;
     for (size_t i = 0; i < n; i++)
-        ss += x[i] * x[i];
+        ss += (x[i] - mean) * (x[i] - mean);
     const double s = 1 / sqrt(ss / (double)n + eps);
     for (size_t i = 0; i < n; i++)
-        out[i] = x[i] * s * (double)w[i];
+        out[i] = (x[i] - mean) * s * (double)w[i] + (bias ? (double)bias[i] : 0);
 }
 
 /* out[rows] (+)= W x (+ bias) */
@@ -327,23 +336,27 @@ static void head_norms(const struct ref *r, enum model_w w, unsigned layer, doub
     float *p = weight(r->m, w, layer);
     const size_t n = model_w_cols(r->m, w);
     for (size_t i = 0; i < r->n * heads * r->c->K; i += n)
-        norm(x + i, n, p, (double)r->c->rms_eps, x + i);
+        norm(x + i, n, p, NULL, (double)r->c->rms_eps, x + i);
     mem_free(p);
 }
 
-/* n rows [D] of x to out, normed where the model has that norm. */
-static void maybe_norm(const struct ref *r, enum model_w w, unsigned layer, const double *x,
-                       double *out)
+/* n rows [D] of x to out, normed where the model has that norm; bias: MODEL_W_COUNT, if it never
+ * has one. */
+static void maybe_norm(const struct ref *r, enum model_w w, enum model_w bias, unsigned layer,
+                       const double *x, double *out)
 {
     const size_t D = r->c->D;
+    const bool has = bias != MODEL_W_COUNT && model_has(r->m, bias, layer);
     float *p = model_has(r->m, w, layer) ? weight(r->m, w, layer) : NULL;
+    float *b = has ? weight(r->m, bias, layer) : NULL;
     for (size_t t = 0; t < r->n; t++) {
         if (p)
-            norm(x + t * D, D, p, (double)r->c->rms_eps, out + t * D);
+            norm(x + t * D, D, p, b, (double)r->c->rms_eps, out + t * D);
         else if (out != x)
             memcpy(out + t * D, x + t * D, D * sizeof(*out));
     }
     mem_free(p);
+    mem_free(b);
 }
 
 /* Where token t stands once the gap is closed. */
@@ -536,19 +549,19 @@ static void layer(struct ref *r, const struct ref_opts *o, unsigned l)
     double *y = mem_alloc(n * D * sizeof(*y));
     r->layer = l;
     model_rope_freqs(r->c, local ? &r->c->rope_local : &r->c->rope, r->inv, &r->mscale);
-    maybe_norm(r, MODEL_NORM_ATTN, l, r->x, h);
+    maybe_norm(r, MODEL_NORM_ATTN, MODEL_NORM_ATTN_BIAS, l, r->x, h);
     keys(r, o, l, h);
     mul(r, MODEL_Q, MODEL_Q_BIAS, l, h, n, q, false);
     head_norms(r, MODEL_Q_NORM, l, q, r->c->H);
     rotate(r, q, r->c->H);
     attend(r, o, l, q, a);
     mul(r, MODEL_O, MODEL_O_BIAS, l, a, n, y, false);
-    maybe_norm(r, MODEL_POST_ATTN, l, y, y);
+    maybe_norm(r, MODEL_POST_ATTN, MODEL_W_COUNT, l, y, y);
     for (size_t i = 0; i < n * D; i++)
         r->x[i] += y[i];
-    maybe_norm(r, MODEL_NORM_FFN, l, r->x, h);
+    maybe_norm(r, MODEL_NORM_FFN, MODEL_NORM_FFN_BIAS, l, r->x, h);
     feed_forward(r, l, h, y);
-    maybe_norm(r, MODEL_POST_FFN, l, y, y);
+    maybe_norm(r, MODEL_POST_FFN, MODEL_W_COUNT, l, y, y);
     for (size_t i = 0; i < n * D; i++)
         r->x[i] += y[i];
     mem_free(y);
@@ -567,7 +580,8 @@ void ref_forward(const struct model *m, const int32_t *tok, size_t n, const stru
     r.x = mem_alloc(n * D * sizeof(*r.x));
     r.k = mem_alloc(n * GK * sizeof(*r.k));
     r.v = mem_alloc(n * GK * sizeof(*r.v));
-    float *e = weight(m, MODEL_EMBED, 0), *no = weight(m, MODEL_NORM_OUT, 0);
+    float *e = weight(m, MODEL_EMBED, 0), *no = weight(m, MODEL_NORM_OUT, 0),
+          *bias = m->cfg.layernorm ? weight(m, MODEL_NORM_OUT_BIAS, 0) : NULL;
     for (size_t t = 0; t < n; t++)
         for (size_t i = 0; i < D; i++)
             r.x[t * D + i] = (double)e[(size_t)tok[t] * D + i] * (double)r.c->embed_scale;
@@ -577,7 +591,7 @@ void ref_forward(const struct model *m, const int32_t *tok, size_t n, const stru
         r.gap = o->gap;
     }
     double *last = r.x + (n - 1) * D;
-    norm(last, D, no, (double)r.c->rms_eps, last);
+    norm(last, D, no, bias, (double)r.c->rms_eps, last);
     mul(&r, MODEL_LM_HEAD, MODEL_W_COUNT, 0, last, 1, logits, false);
     const double cap = (double)r.c->logit_cap;
     for (size_t i = 0; i < r.c->V; i++) {
@@ -586,6 +600,7 @@ void ref_forward(const struct model *m, const int32_t *tok, size_t n, const stru
     }
     mem_free(e);
     mem_free(no);
+    mem_free(bias);
     mem_free(r.x);
     mem_free(r.k);
     mem_free(r.v);

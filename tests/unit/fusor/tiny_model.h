@@ -16,7 +16,8 @@ struct tiny_opts {
     unsigned n_rot;                           /* 0: all of K */
     double local_base;                        /* 0: as the others */
     enum model_norms norms;
-    bool gelu, qk_norm_wide, clamped, sinks; /* clamped: KN_SILU_CLAMPED, else gelu or SiLU */
+    bool gelu, qk_norm_wide, layernorm, clamped, sinks;  /* clamped: KN_SILU_CLAMPED, else gelu or
+                                                           SiLU */
     float attn_cap, logit_cap, embed_scale, logit_scale; /* scales: 0 = 1 */
     struct model_experts experts;                        /* n 0: none */
     uint64_t seed;
