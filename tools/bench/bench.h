@@ -65,7 +65,7 @@ int bench_write_json(const struct opts *opts, json_t *meta, json_t *rows, struct
 
 /* Hours of measuring can be cut short. From now on the first SIGINT or SIGTERM is only
  * noted, for the subcommand to look for between its measurements: it reports those that are done.
- * A second one ends the process. */
+ * One that comes a second later or more ends the process. */
 void bench_stop_watch(void);
 bool bench_stopped(void);
 

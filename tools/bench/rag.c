@@ -134,6 +134,6 @@ static const struct opt_def measure_rag_options[] = {
 const struct bench_sub bench_rag = {
     .name = "rag",
     .about = "what each kind of cache finds of a trace of RAG requests",
-    .shared = "model shape threads dtype device gemm ctx ram nvme documents answer-tokens",
+    .shared = "model shape threads dtype kv-dtype device gemm ctx ram nvme documents answer-tokens",
     .options = measure_rag_options,
     .run = measure_rag};

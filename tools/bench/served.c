@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 /* Idle work begins a second behind the last request (worker/quality/). */
@@ -36,7 +37,7 @@ static int wait_ready(struct served *s, struct err *err)
 static int start_worker(struct served *s, const struct opts *opts, const char *model,
                         struct err *err)
 {
-    static const char *const same[] = {"--device",  "--dtype", "--ctx",
+    static const char *const same[] = {"--device",  "--dtype", "--kv-dtype", "--ctx",
                                        "--threads", "--ram",   "--nvme"};
     enum { N_SAME = sizeof same / sizeof *same, FIXED = 9 };
     char program[CHILD_PATH_MAX], log[CHILD_PATH_MAX + 8];
@@ -77,6 +78,15 @@ void served_metrics(const struct served *s, double ret[SERVED_METRICS])
         ret[i] = at ? strtod(at + strlen(name[i]), NULL) : NAN;
     }
     buf_fini(&text);
+}
+
+double served_cpu_ms(const struct served *s)
+{
+    struct timespec t;
+    clockid_t id;
+    if (s->pid <= 0 || clock_getcpuclockid(s->pid, &id) != 0 || clock_gettime(id, &t) != 0)
+        return NAN;
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
 }
 
 static int first_model(struct served *s, struct err *err)

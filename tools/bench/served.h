@@ -24,6 +24,8 @@ int served_build(const struct served *s, char *const text[], size_t n, struct er
 /* Appends a streaming request for that many tokens, not fewer unless it may_end. Takes kvblend. */
 int served_body(const struct served *s, struct buf *text, unsigned n_tokens, bool may_end,
                 json_t *kvblend, struct buf *out);
+/* Processor time of all the worker's threads since it started; NAN: it is not ours. */
+double served_cpu_ms(const struct served *s);
 /* The engine's work since it started; NAN: the server does not say. */
 enum { SERVED_PREFILL_S, SERVED_DECODE_S, SERVED_BUILD_S, SERVED_METRICS };
 void served_metrics(const struct served *s, double ret[SERVED_METRICS]);

@@ -491,8 +491,8 @@ static const struct opt_def measure_throughput_options[] = {
 const struct bench_sub bench_throughput = {
     .name = "throughput",
     .about = "the load that each strategy sustains at one objective",
-    .shared =
-        BENCH_PROMPT_OPTIONS "model shape threads dtype device gemm ctx ram nvme strategies ratios "
-                             "map-tokens requests pool zipf load answer-tokens",
+    .shared = BENCH_PROMPT_OPTIONS
+    "model shape threads dtype kv-dtype device gemm ctx ram nvme strategies ratios "
+    "map-tokens requests pool zipf load answer-tokens",
     .options = measure_throughput_options,
     .run = measure_throughput};
