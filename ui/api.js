@@ -22,6 +22,16 @@ export function forgetKey() {
     location.reload();
 }
 
+// A link may bring the key along ("#play?key=…", as tools/quickstart prints it): what stands behind # reaches no server,
+// and from here on neither the address bar nor the history shows it.
+export function takeKey() {
+    const [view, query] = location.hash.split("?");
+    if (query === undefined) return;
+    history.replaceState(null, "", view || "#");
+    const key = new URLSearchParams(query).get("key");
+    if (key) sessionStorage.setItem(KEY, key);
+}
+
 export const hasKey = () => sessionStorage.getItem(KEY) !== null;
 
 function askForKey(wrong) {

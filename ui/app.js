@@ -1,5 +1,5 @@
 // The frame: which view is shown, its link to the gateway, light or dark.
-import {forgetKey, hasKey} from "./api.js";
+import {forgetKey, hasKey, takeKey} from "./api.js";
 import {h, refill} from "./dom.js";
 import {listen, start, state} from "./feed.js";
 import * as now from "./now.js";
@@ -38,6 +38,7 @@ function showLink() {
 }
 
 function show() {
+    takeKey();
     const [name, ...rest] = location.hash.slice(1).split("/");
     const view = views[name] || now;
     shown?.close?.();
@@ -60,6 +61,6 @@ addEventListener("hashchange", () => {
     show();
     document.getElementById("main").focus();
 });
-showLink();
 show();
+showLink();
 start();

@@ -22,7 +22,8 @@ class Quickstart(unittest.TestCase):
             shutil.copy(TOOLS / name, self.root / "tools" / name)
         self.script("tools/build", NOTE + "case $* in *cuda=enabled*) exit ${GPU_BUILD:-0} ;; esac\n")
         self.script("tools/demo.py", "#!/bin/sh\n")
-        self.script("build/bin/kvblend", NOTE + "echo kernels $KVBLEND_KERNELS_DIR >>\"$CALLS\"\nexec sleep 60\n")
+        self.script("build/bin/kvblend", NOTE + 'echo "$KVBLEND_ADMIN $KVBLEND_ADMIN_KEY" >"$CALLS.admin"\n'
+                    "echo kernels $KVBLEND_KERNELS_DIR >>\"$CALLS\"\nexec sleep 60\n")
         self.script("build/bin/kvblend-worker", "#!/bin/sh\n[ \"$*\" = '--device cuda:0 --list-devices' ] && echo $GPU\n")
         self.script("bin/dpkg-query", "#!/bin/sh\necho installed\n")
         # Ready once the gateway has noted how it was started.
@@ -40,20 +41,22 @@ class Quickstart(unittest.TestCase):
             self.script("cuda/bin/nvcc", "#!/bin/sh\n")
             (self.root / "bin/nvcc").symlink_to(self.root / "cuda/bin/nvcc")
 
-    def run_it(self, **env):
-        """The calls that it made, and what the gateway has as KVBLEND_KERNELS_DIR."""
+    def environment(self, **env):
         keep = {k: v for k, v in os.environ.items() if not k.startswith(("KVBLEND_", "CUDA_"))}
         # Where a real nvidia-smi or nvcc may be, only what the script itself calls is.
         tools = self.root / "plain"
         tools.mkdir(exist_ok=True)
-        for name in ("bash", "sh", "awk", "cat", "cut", "df", "dirname", "env", "grep", "id", "mkdir", "nproc", "readlink",
-                     "sed", "seq", "sleep", "tail", "tr"):
+        for name in ("bash", "sh", "awk", "cat", "cut", "df", "dirname", "env", "grep", "id", "mkdir", "nproc", "od",
+                     "readlink", "sed", "seq", "sleep", "tail", "tr"):
             if not (tools / name).exists():
                 (tools / name).symlink_to(shutil.which(name))
-        env = dict(keep, PATH="%s:%s" % (self.root / "bin", tools), CALLS=str(self.calls), KVBLEND_MODEL="MODEL",
-                   KVBLEND_PORT="1", **env)
-        r = subprocess.run([self.root / "tools/quickstart", "--once"], capture_output=True, text=True, timeout=60, env=env,
-                           check=False)
+        return dict(keep, PATH="%s:%s" % (self.root / "bin", tools), CALLS=str(self.calls), KVBLEND_MODEL="MODEL",
+                    KVBLEND_PORT="1", **env)
+
+    def run_it(self, **env):
+        """The calls that it made, and what the gateway has as KVBLEND_KERNELS_DIR."""
+        r = subprocess.run([self.root / "tools/quickstart", "--once"], capture_output=True, text=True, timeout=60,
+                           env=self.environment(**env), check=False)
         self.assertEqual(r.returncode, 0, r.stderr)
         *calls, kernels = self.calls.read_text().splitlines()
         return calls, kernels[len("kernels "):], r.stderr
@@ -65,6 +68,21 @@ class Quickstart(unittest.TestCase):
             calls, kernels, said = self.run_it(CUDA_HOME=str(self.root / "cuda"))
             self.assertEqual((calls, kernels), (PLAIN, ""))
             self.assertNotIn("GPU", said)
+
+    def test_its_last_line_opens_the_page(self):
+        keys = set()
+        for _ in range(2):
+            self.calls.unlink(missing_ok=True)
+            with subprocess.Popen([self.root / "tools/quickstart"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                                  text=True, env=self.environment()) as p:
+                link = next(line for line in p.stdout if "/ui#" in line).split()[-1]
+                p.terminate()
+                self.assertEqual(p.stdout.read(), "", "the last line")
+            address, key = (self.root / "calls.admin").read_text().split()
+            self.assertEqual((address, link), ("127.0.0.1:2", f"http://127.0.0.1:2/ui#play?key={key}"))
+            self.assertRegex(key, "^[0-9a-f]{32}$")
+            keys.add(key)
+        self.assertEqual(len(keys), 2, "a key of each run's own")
 
     def test_a_gpu_is_built_for_and_used(self):
         self.gpu()
