@@ -263,3 +263,18 @@ void mrc_destroy(struct mrc *m)
     (void)pthread_mutex_destroy(&m->m);
     mem_free(m);
 }
+
+uint64_t mrc_size_next(uint64_t bytes)
+{
+    return bytes + ((bytes & (bytes - 1)) == 0 ? bytes / 2 : bytes / 3);
+}
+
+uint64_t mrc_size_first(struct mrc *m)
+{
+    struct mrc_stats s;
+    uint64_t bytes = 1 << 20;
+    mrc_get_stats(m, &s);
+    while (mrc_found(m, 2 * bytes) <= 0 && 2 * (double)bytes <= s.distinct_bytes)
+        bytes *= 2;
+    return bytes;
+}

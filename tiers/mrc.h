@@ -35,4 +35,9 @@ void mrc_look_up(struct mrc *m, const struct tier_key *key, uint32_t n_tok, uint
 double mrc_found(struct mrc *m, uint64_t bytes);
 void mrc_get_stats(struct mrc *m, struct mrc_stats *ret);
 
+/* The next of the sizes that RAM comes in: 1, 1.5, 2, 3, 4, 6, … MiB. */
+uint64_t mrc_size_next(uint64_t bytes);
+/* The largest of them, a power of two, up to which nothing is found. */
+uint64_t mrc_size_first(struct mrc *m);
+
 #endif

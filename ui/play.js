@@ -2,7 +2,8 @@
 // The admin address also answers /v1: an operator asks here with the admin key.
 import {ask, events, get, send} from "./api.js";
 import {h, key, ms, note, part, refill, shares} from "./dom.js";
-import {kinds} from "./requests.js";
+import {heatOf} from "./heat.js";
+import {drawStrip, heatPanel, kinds} from "./requests.js";
 
 export const title = "Playground";
 const NAMESPACE = "playground"; // its records are no other caller's
@@ -25,6 +26,7 @@ async function answer(body, signal, tell) {
     const begun = performance.now(), out = {text: "", ttft: 0};
     const response = await ask("/v1/chat/completions", {
         method: "POST", signal, body: JSON.stringify(body), headers: {"Content-Type": "application/json"}});
+    out.id = response.headers.get("x-request-id");
     for await (const e of events(response)) {
         if (e.error) throw new Error(e.error.message);
         const text = e.choices?.[0]?.delta?.content;
@@ -70,6 +72,15 @@ function drawAnswer(box, name, out, beside) {
            h("p", {class: "answer"}, words));
 }
 
+// The blend's prompt: which chunks came from where, which of their tokens were recomputed.
+async function drawPrompt(box, id) {
+    const [decision, heat] = await Promise.all([get(`/admin/decisions/${encodeURIComponent(id)}`), heatOf(id)]);
+    const d = decision.data[0], tokens = heatPanel(heat.get(d.prompt));
+    refill(box, h("section", {class: "panel"}, h("h2", {}, "The blend's prompt"),
+                  drawStrip(d, heat.get(d.prompt), (c) => tokens.show(c))),
+           tokens.box);
+}
+
 // Backwards, from another one on: of three or more none stands behind the one that it stood behind.
 export function shuffled(list) {
     const back = [...list].reverse(), first = list.length > 2 ? Math.floor(Math.random() * list.length) : 0;
@@ -83,6 +94,7 @@ export function open(main) {
     const said = h("p", {role: "status", class: "note"});
     const boxes = ["Full prefill", "Blend"].map((name) => h("section", {class: "panel", "aria-label": name}));
     const go = h("button", {type: "button", class: "main", onclick: () => run()}, "Ask both");
+    const prompt = h("div", {class: "stack"});
     let aborter = null;
 
     const split = () => documents.value.split(/\n\s*\n\s*\n?/).map((x) => x.trim()).filter(Boolean);
@@ -98,7 +110,7 @@ export function open(main) {
         }
         aborter = new AbortController();
         go.disabled = true;
-        boxes.forEach((b) => refill(b));
+        [...boxes, prompt].forEach((b) => refill(b));
         try {
             const body = (docs, mode) => request(model.value, docs, question.value, mode);
             refill(said, "Asking with a full prefill.");
@@ -107,8 +119,9 @@ export function open(main) {
             refill(said, "Storing the documents' KV.");
             await send("POST", "/v1/segments", {texts: list, namespace: NAMESPACE, model: model.value});
             refill(said, "Asking again, with the documents in another order and their KV at hand.");
-            await answer(body(shuffled(list), "blend"), aborter.signal,
-                         (out) => drawAnswer(boxes[1], "Blend, other order", out, full));
+            const blend = await answer(body(shuffled(list), "blend"), aborter.signal,
+                                       (out) => drawAnswer(boxes[1], "Blend, other order", out, full));
+            await drawPrompt(prompt, blend.id);
             refill(said, "Underlined words differ from the full prefill's answer.");
         } catch (e) {
             if (e.name !== "AbortError") refill(said, h("span", {class: "bad"}, e.message));
@@ -130,7 +143,7 @@ export function open(main) {
             h("button", {type: "button", onclick: () => put(shuffled(split()))}, "Shuffle")),
           h("label", {class: "stack", for: "question"}, "Question", question),
           h("div", {class: "bar"}, h("label", {for: "model"}, "Model", model), go)),
-        said, h("div", {class: "answers"}, boxes));
+        said, h("div", {class: "answers"}, boxes), prompt);
     get("/v1/models").then((list) => refill(model, list.data.map((m) => h("option", {}, m.id))),
                            (e) => refill(said, h("span", {class: "bad"}, e.message)));
     return {close: () => aborter?.abort()};

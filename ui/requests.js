@@ -3,6 +3,7 @@
 import {get} from "./api.js";
 import {age, bars, bytes, clock, count, h, key, ms, note, part, refill, shares, table} from "./dom.js";
 import {state} from "./feed.js";
+import {drawHeat, heatOf, marks} from "./heat.js";
 
 export const title = "Requests";
 const SHOWN = 200;
@@ -123,9 +124,9 @@ export function strip(d) {
     return parts;
 }
 
-// Of what was reused the share that was computed again is a band at the foot: the same for all chunks, since
-// nothing says which of them the selected tokens stand in.
-function drawStrip(d, choose) {
+// What of a stored chunk was computed again: the tokens themselves where they are known, else their share of all chunks
+// together as a band at the foot.
+export function drawStrip(d, heat, choose) {
     const parts = strip(d), t = d.measured.tokens;
     const again = t.reused + t.recomputed > 0 ? 100 * t.recomputed / (t.reused + t.recomputed) : 0;
     const isReused = (p) => p.chunk && !["computed", "prefix"].includes(p.chunk.source);
@@ -138,7 +139,8 @@ function drawStrip(d, choose) {
                                                     b.setAttribute("aria-pressed", String(b === node));
                                                 choose(p.chunk);
                                             }},
-                                 isReused(p) && h("span", {class: "c-recomputed", "height%": again}))
+                                 isReused(p) && (heat ? marks(heat, p.from, p.n) :
+                                     h("span", {class: "c-recomputed", "height%": again})))
                              : h("span", {role: "img", "aria-label": text, title: text});
         node.classList.add(`c-${p.kind}`);
         node.style.flexGrow = p.n;
@@ -220,19 +222,38 @@ async function record(box, chunk) {
     }
 }
 
-function drawOne(d, line) {
+const UNSEEN = "Which tokens were recomputed is kept of the last requests that ran while this page was open.";
+
+// Token by token; show(chunk): that chunk alone.
+export function heatPanel(heat) {
+    const box = h("section", {class: "panel", "aria-label": "Tokens"});
+    const show = (chunk) => refill(box,
+        h("div", {class: "bar"}, h("h2", {}, "Token by token"), h("span", {class: "grow"}),
+          chunk && h("button", {type: "button", class: "small", "data-key": "whole", onclick: () => show()},
+                     "The whole prompt")),
+        heat ? drawHeat(heat, chunk?.token_begin, chunk?.tokens) : note(UNSEEN));
+    show();
+    return {box, show};
+}
+
+function drawOne(d, line, heat) {
     const box = h("section", {class: "panel", "aria-live": "polite"}, h("h2", {}, "Chunk"),
                   h("p", {class: "note"}, "Choose a chunk of the strip to see what is stored of it."));
+    const tokens = heatPanel(heat);
     const t = d.measured.tokens, used = new Set(strip(d).map((p) => p.kind));
     if (t.recomputed > 0) used.add("recomputed");
     return [
         h("section", {class: "panel"}, h("h2", {}, d.prompt ? `Prompt ${d.prompt}` : "The prompt"),
-          drawStrip(d, (c) => record(box, c)),
+          drawStrip(d, heat, (c) => {
+              if (heat) tokens.show(c);
+              record(box, c);
+          }),
           key([...used].map((k) => [k, KINDS[k] || k])),
           shares(kinds(t), "thick"),
           key(kinds(t).map(([kind, n, name]) => [kind, name, part(n, d.in.n_tok)]))),
         h("div", {class: "grid"},
           h("section", {class: "panel"}, h("h2", {}, "Until the first token"), drawWaterfall(d, line)), why(d)),
+        t.reused + t.recomputed > 0 && tokens.box,
         d.chunks.length > 0 && h("div", {class: "grid"}, h("section", {class: "panel"}, chunkTable(d)), box),
     ];
 }
@@ -249,17 +270,20 @@ const UNDECIDED = "No worker decided on it, or too long ago: an upstream answere
 
 function openOne(main, id) {
     const box = h("div", {class: "stack"});
-    let list = null, fault = null, drawn = null;
+    let list = null, heat = null, fault = null, drawn = null;
     // The worker tells of a request with its first token, the gateway when it has ended.
     const update = () => {
         const line = state.requests.get(id)?.line;
         if (drawn === (line ?? list)) return;
         drawn = line ?? list;
-        refill(box, line && facts(line), list?.flatMap((d) => drawOne(d, line)),
+        refill(box, line && facts(line), list?.flatMap((d) => drawOne(d, line, heat.get(d.prompt))),
                fault && note(line && fault.status === 404 ? UNDECIDED : fault.message));
     };
     main.append(h("p", {}, h("a", {href: "#requests"}, "All requests"), " / ", h("code", {}, id)), box);
-    get(`/admin/decisions/${encodeURIComponent(id)}`).then((r) => list = r.data, (e) => fault = e).finally(() => {
+    Promise.all([get(`/admin/decisions/${encodeURIComponent(id)}`), heatOf(id)]).then(([r, tokens]) => {
+        heat = tokens;
+        list = r.data;
+    }, (e) => fault = e).finally(() => {
         drawn = undefined;
         update();
     });

@@ -265,6 +265,7 @@ static int take_tiers(struct wk_opts *w, const struct opts *o, struct err *err)
     size_t n;
     char **limits = opt_list(o, "namespace", &n);
 
+    t->show_text = opt_list(o, "show-text", &t->n_show_text);
     t->access_log = or_null(opt_str(o, "access-log"));
     (void)evict_policy_parse(opt_str(o, "policy"), &t->policy);
     t->has_secret = *secret;

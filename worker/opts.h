@@ -31,6 +31,8 @@ struct wk_tier_opts {
     struct redis_url *redis;  /* NULL: no such tier */
     struct wk_limits *limits; /* of namespaces */
     size_t n_limits;
+    char **show_text; /* namespaces whose prompts the operator's page may show */
+    size_t n_show_text;
     uint64_t secret[2];               /* tier_secret(): the text is not kept */
     uint8_t auth_key[AUTH_KEY_BYTES]; /* tier_secret_auth() */
     bool has_secret;

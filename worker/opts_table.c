@@ -6,6 +6,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
+enum { NAMESPACE_BYTES = 500 }; /* of what wk_ns_parse() takes */
+
 /* ---- texts with an inner form ---- */
 
 /* A size of n characters, not 0. */
@@ -237,6 +239,11 @@ static bool is_guard(const char *text)
     return wk_parse_guard(text, &share, &kl) == 0;
 }
 
+static bool is_namespace(const char *text)
+{
+    return *text && strlen(text) < NAMESPACE_BYTES;
+}
+
 /* ---- the table ---- */
 
 const struct opt_def wk_opts_table[] = {
@@ -258,6 +265,10 @@ const struct opt_def wk_opts_table[] = {
      "encoded behind others; each or all of these. NS *: all records, without sizes. In a variable "
      "spaces separate several.",
      .repeatable = true, .split = " ", .check = is_limits},
+    {"show-text", OPT_STR, NULL, 0, 0, "NS",
+     "Namespace whose prompts the operator's page may show token by token (acme, acme/team; /: of "
+     "no tenant; *: all). In a variable spaces separate several.",
+     .repeatable = true, .split = " ", .check = is_namespace},
     {"secret", OPT_STR, NULL, 0, 0, NULL,
      "Text mixed into all keys of records: workers share records only when it agrees. Better given "
      "by a variable, or as file:PATH, which holds it.",

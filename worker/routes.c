@@ -154,6 +154,7 @@ static const struct wk_route routes[] = {
     {"/admin/residents", "GET", "residents", 0, wk_feed_get},
     {"/admin/decisions", "GET", "admin", 0, wk_admin_decisions},
     {"/admin/decisions/", "GET", "admin", R_REST, wk_admin_decisions},
+    {"/admin/heat/", "GET", "admin", R_REST, wk_admin_heat},
     {"/admin/chunks", "GET", "admin", 0, wk_admin_chunks},
     {"/admin/chunks/", "GET", "admin", R_REST, wk_admin_chunk_get},
     {"/admin/chunks/", "DELETE", "admin", R_REST, wk_admin_chunk_drop},

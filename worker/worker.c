@@ -16,6 +16,7 @@
 #include "worker/request/request.h"
 #include "worker/request/rerank.h"
 #include "worker/reuse/builds.h"
+#include "worker/reuse/heat.h"
 #include "worker/reuse/namespaces.h"
 #include "worker/reuse/recuts.h"
 #include "worker/reuse/reuse.h"
@@ -229,6 +230,8 @@ int wk_create(const struct wk_opts *o, struct worker **ret, struct err *err)
     if ((rc = residency_create(RESIDENCY_MAX, w->fleet.epoch, &w->fleet.residency)) < 0) goto fail;
     if ((rc = wk_load_create(&w->fleet.load)) < 0) goto fail;
     if ((rc = wk_namespaces_create(&w->namespaces)) < 0) goto fail;
+    if ((rc = wk_heat_create(o->tiers.show_text, o->tiers.n_show_text, &w->reuse.heat)) < 0)
+        goto fail;
     if ((rc = http_loop_create(&w->loop)) < 0) goto fail;
     http_timer_init(&w->process.tick, w->loop, on_tick, w);
     if ((rc = http_bounds_create(&bounds, &w->process.bounds)) < 0) goto fail;
@@ -285,6 +288,7 @@ void wk_destroy(struct worker *w)
     http_loop_destroy(w->loop);
     wk_kvlog_close(w->kvlog);
     wk_decider_close(w);
+    wk_heat_destroy(w->reuse.heat);
     if (w->store) {
         int rc = store_flush(w->store, clock_ns() + (uint64_t)FLUSH_MS * 1000000);
         if (rc < 0) log_event(LOG_WARN, "flush", "error=%s", err_name(rc));

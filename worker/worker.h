@@ -36,6 +36,7 @@ struct wk_contexts;
 struct wk_decider;
 struct wk_embedder;
 struct wk_guard;
+struct wk_heat;
 struct wk_kvlog;
 struct wk_namespaces;
 struct wk_recuts;
@@ -60,6 +61,7 @@ struct wk_reuse {                /* reuse/; any thread */
     struct mrc *mrc;             /* of all look-ups that are not turned away; NULL: no store */
     struct wk_recuts *recuts;    /* likewise */
     struct wk_decider *decider;  /* NULL: the rules decide */
+    struct wk_heat *heat;
     _Atomic double ms_per_token; /* of a prefill, as measured; 0 = unknown */
     _Atomic uint64_t held_bytes; /* of records pinned for prompts that wait */
     _Atomic uint64_t warm_bytes; /* of records that come nearer for prompts that wait, unpinned */

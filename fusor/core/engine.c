@@ -408,6 +408,7 @@ static int first_tokens(struct fus_engine *e, struct fus_job *j, enum fus_finish
     const struct fus_times ms = {.queue = (double)(j->start_ns - j->submit_ns) / 1e6,
                                  .prefill = (double)(now - j->start_ns) / 1e6,
                                  .engine = (double)(j->worked_ns + now - e->free_ns) / 1e6};
+    if (r->ops->on_prefilled) r->ops->on_prefilled(r->ctx, j->prefill);
     if (r->ops->on_first) r->ops->on_first(r->ctx, fus_prefill_report(j->prefill), &ms);
     int err = 0;
     for (unsigned i = 1; err == 0 && i < r->n_choices; i++)

@@ -84,6 +84,8 @@ struct fus_request_ops { /* engine thread */
     /* Once the prefill has begun, and behind each of its steps but the last: a layer, or as much of
      * it as streams allow. May be NULL, and then costs nothing. */
     void (*on_progress)(void *ctx, const struct fus_progress *p);
+    /* Right before on_first: what the prefill knows beyond its report. May be NULL. */
+    void (*on_prefilled)(void *ctx, const struct fus_prefill *f);
 };
 struct fus_request {
     struct fus_plan plan; /* its arrays must stay valid until on_done */

@@ -111,6 +111,11 @@ const float *fus_prefill_logits(const struct fus_prefill *f, size_t *ret_rows);
 const struct fus_report *fus_prefill_report(const struct fus_prefill *f);
 /* Positions [*ret_n] of the recomputed tokens, ascending, valid until end(). */
 const int32_t *fus_prefill_selected(const struct fus_prefill *f, size_t *ret_n);
+/* What became of each token, [n_tok], until end(): FUS_HEAT_NONE of no reused chunk; else the root
+ * of its share of the highest score (attention × sensitivity, attention, deviation, as the strategy
+ * has it; 0 where it has none) times FUS_HEAT_MAX, plus FUS_HEAT_AGAIN where it was recomputed. */
+enum { FUS_HEAT_MAX = 126, FUS_HEAT_NONE = 127, FUS_HEAT_AGAIN = 128 };
+void fus_prefill_heat(const struct fus_prefill *f, uint8_t *out);
 void fus_prefill_end(struct fus_prefill *f);
 
 #endif

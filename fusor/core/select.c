@@ -327,6 +327,21 @@ void fus_select_sink(struct fus_prefill *f)
     }
 }
 
+void fus_prefill_heat(const struct fus_prefill *f, uint8_t *out)
+{
+    const float *score = f->how->by_deviation ? f->b.dev : f->b.score; /* 0 where none was made */
+    float most = 0;
+    for (uint32_t t = 0; t < f->plan.n_tok; t++)
+        if (f->kind[t] == KIND_REUSED && score[t] > most) most = score[t];
+    for (uint32_t t = 0; t < f->plan.n_tok; t++) {
+        const float share = most > 0 && score[t] > 0 ? score[t] / most : 0;
+        out[t] = f->kind[t] == KIND_REUSED ? (uint8_t)lroundf(sqrtf(share) * FUS_HEAT_MAX)
+                                           : FUS_HEAT_NONE;
+    }
+    for (size_t i = 0; i < f->n_sel; i++)
+        out[f->b.sel[i]] |= FUS_HEAT_AGAIN;
+}
+
 /* Every row of [tok0, tok0+n) is computed, and nothing before it is an isolated chunk. */
 bool fus_rows_exact(const struct fus_prefill *f, uint32_t tok0, uint32_t n)
 {

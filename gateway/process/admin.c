@@ -389,6 +389,7 @@ const struct gw_route gw_admin_routes[] = {
     {"/admin/targets/", "POST", NULL, admin_target_order, GW_R_ADMIN | GW_R_REST},
     {"/admin/decisions", "GET", NULL, gw_gather, GW_R_ADMIN, decision_lists_gathered},
     {"/admin/decisions/", "GET", NULL, gw_gather, GW_R_ADMIN | GW_R_REST, decisions_gathered},
+    {"/admin/heat/", "GET", NULL, gw_gather, GW_R_ADMIN | GW_R_REST, decisions_gathered},
     {"/admin/reload", "POST", NULL, admin_reload, GW_R_ADMIN},
     {"/admin/boundaries", "POST", NULL, admin_boundaries, GW_R_ADMIN},
     {"/admin/segment", "POST", "/admin/segment", NULL,

@@ -9,8 +9,8 @@ import signal
 import socket
 import subprocess
 
-from harness import (DEADLINE_S, KVBLEND, ROOT, WORKER, ask_on, clean_env, free_port, gateway, main, need, parse_events,
-                     proxy, until)
+from harness import (DEADLINE_S, KVBLEND, ROOT, WORKER, ask_on, clean_env, document, free_port, gateway, main, need,
+                     parse_events, proxy, until)
 from upstream import Upstream
 
 need(KVBLEND, WORKER)
@@ -150,6 +150,88 @@ def test_watching():
             while a.event():
                 pass
             assert g.stop() == 0
+
+
+def test_what_the_quickstart_prints_opens():
+    """Its variables alone: the page, what it reads, and what the playground asks, by the admin key."""
+    port = free_port()
+    with gateway(env={"KVBLEND_ADMIN": f"127.0.0.1:{port}", "KVBLEND_ADMIN_KEY": "sesame",
+                      "KVBLEND_SHOW_TEXT": "/playground"}) as g:
+        ask = asks(port)
+        assert ask("GET", "/ui").status == 200 and ask("GET", "/ui/play.js").status == 200
+        for path in ("/admin/decisions", "/v1/models"):
+            assert ask("GET", path).status == 401 and ask("GET", path, KEY).status == 200, path
+        def post(asking, path, key, **body):
+            r = asking("POST", path, dict(key, **{"Content-Type": "application/json"}), json.dumps(body).encode())
+            assert r.status == 200, r.body
+            return r
+        with Watch(port) as w:
+            assert w.event()
+            for asking, key, space in ((ask, KEY, "playground"), (asks(g.port), {}, "another")):
+                post(asking, "/v1/segments", key, texts=[document(0), document(1)], namespace=space)
+                parts = [{"type": "text", "text": t} for t in (document(1), document(0), "What of it?")]
+                r = post(asking, "/v1/chat/completions", key, messages=[{"role": "user", "content": parts}], max_tokens=1,
+                         kvblend={"namespace": space, "mode": "blend"})
+                heat = ask("GET", "/admin/heat/" + r.headers["x-request-id"], KEY)
+                assert heat.status == 200 and (heat.json()["prompts"][0]["text"] is not None) == (space == "playground")
+
+
+def test_tokens_of_a_request_are_shown_where_it_is_allowed():
+    """Which tokens were recomputed, while somebody watches; their text only in namespaces that the operator has named,
+    whatever a caller calls itself, and to nobody without the admin key."""
+    port, texts = free_port(), [document(i) for i in range(3)]
+    keys = {k: {"Authorization": f"Bearer {k}-key"} for k in "ab"}
+    with gateway("--admin", f"127.0.0.1:{port}", "--admin-key", "sesame", "--api-key", "a-key id=acme",
+                 "--api-key", "b-key id=beta", "--show-text", "acme") as g:
+        ask = asks(port)
+
+        def blend(key, n=3, **fields):
+            parts = [{"type": "text", "text": t} for t in texts[:n]] + [{"type": "text", "text": "<b>What</b> é item?"}]
+            names = {"namespace": fields.pop("namespace")} if "namespace" in fields else {}
+            r = g.post("/v1/segments", dict({"texts": texts}, **names), headers=keys[key])
+            assert r.status == 200, r.body
+            r = g.post("/v1/chat/completions", headers=keys[key], body=dict(
+                {"messages": [{"role": "user", "content": parts}], "max_tokens": 1,
+                 "kvblend": dict({"mode": "blend", "strategy": "query", "ratio": 0.25}, **names)}, **fields))
+            assert r.status == 200 and r.json()["kvblend"]["tokens"]["reused"] > 0, r.body
+            return r
+
+        def heat(r):
+            return ask("GET", "/admin/heat/" + r.headers["x-request-id"], KEY)
+
+        unseen = heat(blend("a"))
+        assert unseen.status == 404 and "nobody watched" in unseen.error()["message"], unseen.body
+        with Watch(port) as w:
+            assert w.event()
+            shown, hidden = blend("a"), blend("b")
+            for r, text in ((shown, True), (hidden, False), (blend("a", namespace="team"), True),
+                            (blend("b", namespace="acme"), False), (blend("b", namespace="/acme"), False)):
+                answer = heat(r)
+                assert answer.status == 200, answer.body
+                one, tokens = answer.json()["prompts"][0], r.json()["kvblend"]["tokens"]
+                levels = bytes.fromhex(one["heat"])
+                assert len(levels) == one["tokens"] == sum(tokens.values())
+                assert sum(x >= 128 for x in levels) == tokens["recomputed"] > 0
+                assert sum(x != 127 for x in levels) == tokens["reused"] + tokens["recomputed"]
+                assert max(x & 127 for x in levels if x != 127) == 126, "the hottest is as hot as can be"
+                coldest = min(x for x in levels if x >= 128) - 128
+                assert all(x <= coldest for x in levels if x < 127), "what was recomputed is what scored most"
+                assert (one["text"] is not None) == text, (r.json(), one)
+                if text:
+                    said = "".join(one["text"])
+                    assert len(one["text"]) == len(levels) and "<b>What</b> é item?" in said and texts[0] in said
+                else:
+                    assert b"item" not in answer.body
+            path = "/admin/heat/" + shown.headers["x-request-id"]
+            by_reply = ask("GET", "/admin/heat/" + shown.json()["id"], KEY)
+            assert by_reply.status == 200 and by_reply.json() == heat(shown).json()
+            for stranger in (None, *keys.values(), {"Authorization": "Bearer wrong"}):
+                assert ask("GET", path, stranger).status == 401
+                assert g.request("GET", path, headers=stranger or {}).status in (401, 404)
+            for _ in range(16):
+                blend("b", 2)
+            assert heat(shown).status == 404, "a few are kept"
+            assert heat(hidden).status == 404
 
 
 def test_watchers_are_bounded():

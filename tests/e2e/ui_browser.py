@@ -44,7 +44,8 @@ class Site:
         self.port = free_port()
         self.g = gateway("--admin", f"127.0.0.1:{self.port}", "--admin-key", "sesame", "--ram", "512MiB",
                          "--nvme", "{dir}/tier:512MiB", "--api-key", "tenant id=tenant",
-                         "--api-key", "acme id=acme namespace=acme", model=real_model() if PICTURES else tiny_model(),
+                         "--api-key", "acme id=acme namespace=acme", "--show-text", "acme",
+                         "--show-text", "/", model=real_model() if PICTURES else tiny_model(),
                          env={"KVBLEND_WORKER_STRATEGY": "auto"})
         self.url = f"http://127.0.0.1:{self.port}/ui"
 
@@ -64,6 +65,10 @@ class Site:
             assert self.ask(order, "blend", text=f"{HOSTILE} Who built it?").status == 200
         assert self.ask([0], model=HOSTILE, key="tenant").status == 404
         assert self.ask([0], key="wrong").status == 401
+
+    def warm(self, key):
+        r = self.g.post("/v1/segments", {"texts": documents()}, headers={"Authorization": f"Bearer {key}"})
+        assert r.status == 200, r.body
 
     def admin(self, path):
         s = socket.create_connection(("127.0.0.1", self.port), timeout=DEADLINE_S)
@@ -227,6 +232,54 @@ def test_requests_and_one_of_them():
         expect(p.get_by_label("Mode")).to_be_visible()
 
 
+def test_tokens_that_were_recomputed():
+    """Of a request that ran while the page was open; text in one namespace, cells in the other."""
+    site, browser = start()
+    site.warm("acme")
+    site.warm("tenant")
+    with Page(browser, site) as tab:
+        p = tab.open("requests")
+        expect(p.locator("tbody tr").first).to_be_visible()
+        for key in ("acme", "tenant"):
+            r = site.ask([1, 0], "blend", key=key, text=f"{HOSTILE} Who built it?",
+                         kvblend={"mode": "blend", "strategy": "query", "ratio": 0.2})
+            assert r.status == 200
+            p.evaluate("id => location.hash = 'requests/' + id", r.headers["x-request-id"])
+            tokens = p.get_by_role("region", name="Tokens", exact=True)
+            expect(tokens).to_contain_text("were recomputed")
+            text = tokens.get_by_role("region", name="The prompt's tokens")
+            if key == "acme":
+                expect(text).to_contain_text(HOSTILE)
+                assert text.locator("mark").count() > 0
+                words = len(text.inner_text())
+                p.get_by_role("group", name="The prompt from its first token").get_by_role("button").nth(1).click()
+                until("one chunk is shown", lambda: len(text.inner_text()) < words)
+                expect(text).not_to_contain_text(HOSTILE)
+                tokens.get_by_role("button", name="The whole prompt").click()
+                expect(text).to_contain_text(HOSTILE)
+            else:
+                expect(text).to_have_count(0)
+                expect(tokens.get_by_role("img")).to_be_visible()
+                assert "Harrow" not in p.locator("main").inner_text()
+            assert p.locator(".strip .marks path").first.get_attribute("d").startswith("M")
+            tab.check(f"tokens of {key}")
+        p.get_by_role("button", name="Dark").click()
+        tab.check("tokens, dark")
+
+
+def test_a_link_that_brings_the_key():
+    site, browser = start()
+    with Page(browser, site) as tab:
+        p = tab.page
+        p.goto(f"{site.url}#play?key=sesame")
+        expect(p.locator("#link")).to_contain_text("live")
+        expect(p.get_by_role("heading", level=1)).to_have_text("Playground")
+        assert p.url == f"{site.url}#play" and p.evaluate("history.length") == 2, "the key is in no history"
+        p.evaluate("location.hash = 'fleet?key=%E0%A4%A'")
+        expect(p.get_by_role("heading", level=1)).to_have_text("Fleet")
+        tab.check("a key that is no text")
+
+
 def test_requests_come_by_themselves():
     site, browser = start()
     with Page(browser, site) as tab:
@@ -290,9 +343,11 @@ def test_the_playground_asks_both():
         p.get_by_role("button", name="Ask both").click()
         expect(p.get_by_text("Underlined words differ")).to_be_visible(timeout=120000)
         expect(p.get_by_role("region", name="Blend")).to_contain_text("reused")
+        expect(p.locator(".strip .marks path").first).to_be_attached()
+        expect(p.get_by_role("region", name="The prompt's tokens")).to_contain_text("Harrow Point")
         tab.check("both answers")
         p.get_by_label("Documents").fill(HOSTILE)
-        p.get_by_label("Question").fill(HOSTILE)
+        p.get_by_label("Question", exact=True).fill(HOSTILE)
         p.get_by_role("button", name="Ask both").click()
         expect(p.get_by_role("button", name="Ask both")).to_be_enabled(timeout=120000)
         tab.check("hostile documents")

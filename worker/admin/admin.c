@@ -7,6 +7,7 @@
 #include "worker/quality/guard.h"
 #include "worker/request/request.h"
 #include "worker/reuse/builds.h"
+#include "worker/reuse/heat.h"
 #include "worker/reuse/namespaces.h"
 #include "worker/reuse/reuse.h"
 #include "worker/worker.h"
@@ -365,11 +366,40 @@ void wk_admin_now(struct worker *w, struct wk_call *c, const char *rest)
     const int s = atomic_load(&w->state);
     struct buf b = BUF_INIT;
 
+    wk_heat_watch(w->reuse.heat, clock_ns());
     buf_addf(&b, "{\"loop_lag_ms\":%.3f,\"requests\":%u", http_loop_lag_ms(w->loop),
              w->requests.n_gens);
     if ((s == WK_READY || s == WK_DRAINING) && w->engine) put_work(w, &b);
     buf_addc(&b, '}');
     wk_reply_buf(c, 200, &b);
+}
+
+/* ---- heat: token by token, on a helper: a long prompt's text takes milliseconds ---- */
+struct heat_task {
+    struct wk_task t;
+    char id[WK_ID_BYTES];
+};
+
+static int put_heat(struct wk_task *t)
+{
+    const char *id = ((struct heat_task *)t)->id;
+    const int rc = wk_heat_put(t->w->reuse.heat, t->w->tok, id, &t->out);
+
+    if (rc != 0) return rc < 0 ? rc : buf_status(&t->out);
+    return api_err_set(&t->e, API_DECISION_NOT_FOUND, "id",
+                       "Nothing is kept of the tokens of request '%.60s': it reused nothing, or "
+                       "nobody watched (/admin/now) while it ran, or others have come since.",
+                       id);
+}
+
+void wk_admin_heat(struct worker *w, struct wk_call *c, const char *id)
+{
+    const struct wk_work work = {.bytes = sizeof(struct heat_task), .run = put_heat};
+    struct heat_task *h = (struct heat_task *)wk_task_create(c, &work);
+
+    if (!h) return;
+    (void)snprintf(h->id, sizeof h->id, "%s", id);
+    wk_task_submit(&h->t);
 }
 
 void wk_admin_decisions(struct worker *w, struct wk_call *c, const char *id)

@@ -12,29 +12,14 @@ static void put_point(struct buf *b, struct mrc *m, uint64_t bytes, unsigned i)
              mrc_found(m, bytes));
 }
 
-uint64_t wk_size_next(uint64_t bytes)
-{
-    return bytes + ((bytes & (bytes - 1)) == 0 ? bytes / 2 : bytes / 3);
-}
-
-uint64_t wk_size_first(struct mrc *m)
-{
-    struct mrc_stats s;
-    uint64_t bytes = 1 << 20;
-    mrc_get_stats(m, &s);
-    while (mrc_found(m, 2 * bytes) <= 0 && 2 * (double)bytes <= s.distinct_bytes)
-        bytes *= 2;
-    return bytes;
-}
-
 /* Up to the first size that holds all. */
 static void put_points(struct buf *b, struct mrc *m, double distinct_bytes)
 {
-    uint64_t bytes = wk_size_first(m);
+    uint64_t bytes = mrc_size_first(m);
     for (unsigned i = 0; i < POINTS_MAX; i++) {
         put_point(b, m, bytes, i);
         if ((double)bytes >= distinct_bytes) return;
-        bytes = wk_size_next(bytes);
+        bytes = mrc_size_next(bytes);
     }
 }
 

@@ -27,12 +27,12 @@ static void take_room(struct worker *w, struct pol_doc_worker *s)
     s->ram_bytes = store.budget_bytes;
     s->ram_max_bytes = LIVE_TIMES * w->o.ram_bytes;
     s->machine_bytes = mem_machine_bytes();
-    uint64_t bytes = wk_size_first(w->reuse.mrc);
+    uint64_t bytes = mrc_size_first(w->reuse.mrc);
     while (s->n_points < POL_DOC_POINTS) {
         s->point[s->n_points].bytes = bytes;
         s->point[s->n_points++].found = mrc_found(w->reuse.mrc, bytes);
         if ((double)bytes >= m.distinct_bytes) return;
-        bytes = wk_size_next(bytes);
+        bytes = mrc_size_next(bytes);
     }
 }
 

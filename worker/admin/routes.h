@@ -5,7 +5,6 @@
 
 #include "worker/call.h"
 
-struct mrc;
 struct wk_order; /* what a POST about tiers asks for */
 struct wk_route {
     const char *path, *method, *name;
@@ -22,6 +21,7 @@ void wk_admin_quality(struct worker *w, struct wk_call *c, const char *rest);
 void wk_admin_profile(struct worker *w, struct wk_call *c, const char *rest);
 void wk_admin_decisions(struct worker *w, struct wk_call *c,
                         const char *id); /* "": all, a line each */
+void wk_admin_heat(struct worker *w, struct wk_call *c, const char *id);
 int wk_admin_segment(struct wk_task *t);
 /* chunks.c */
 void wk_admin_chunks(struct worker *w, struct wk_call *c, const char *rest);
@@ -30,10 +30,6 @@ void wk_admin_chunk_drop(struct worker *w, struct wk_call *c, const char *id);
 void wk_admin_chunk_pin(struct worker *w, struct wk_call *c, const char *rest);
 /* admin_mrc.c */
 void wk_admin_mrc(struct worker *w, struct wk_call *c, const char *rest);
-/* The next of the sizes that RAM comes in: 1, 1.5, 2, 3, 4, 6, … MiB. */
-uint64_t wk_size_next(uint64_t bytes);
-/* The largest of them, a power of two, up to which nothing is found. */
-uint64_t wk_size_first(struct mrc *m);
 /* doctor.c */
 int wk_admin_doctor(struct wk_task *t);
 /* admin_tiers.c */

@@ -10,6 +10,7 @@
 #include "worker/quality/guard.h"
 #include "worker/request/gen.h"
 #include "worker/reuse/builds.h"
+#include "worker/reuse/heat.h"
 #include "worker/reuse/reuse.h"
 
 #include <string.h>
@@ -110,6 +111,20 @@ static void on_progress(void *ctx, const struct fus_progress *at)
     set_progress(p, at->n_held, at->done, at->ms);
     wake(g);
     pthread_mutex_unlock(&g->m);
+}
+
+/* For whoever looks at the operator's page: without one this is a look at a number. */
+static void on_prefilled(void *ctx, const struct fus_prefill *f)
+{
+    const struct gen_prompt *p = ctx;
+    struct wk_heat *heat = p->g->t.w->reuse.heat;
+    const struct fus_report *r = fus_prefill_report(f);
+
+    if (!wk_heat_wanted(heat, clock_ns()) || r->n_reused + r->n_recomputed == 0) return;
+    uint8_t *levels = mem_alloc(p->p.n_tok);
+    if (!levels) return;
+    fus_prefill_heat(f, levels);
+    wk_heat_keep(heat, &p->p, p->g->req.kv.ns, levels);
 }
 
 static void on_first(void *ctx, const struct fus_report *r, const struct fus_times *ms)
@@ -330,11 +345,12 @@ static double work_ms(const struct gen *g, const struct gen_prompt *p)
 
 int gen_submit(struct gen *g, struct gen_prompt *p)
 {
-    static const struct fus_request_ops ops = {on_plan,   on_first, on_token, on_choice, on_done,
-                                               on_logits, looks,    waits,    NULL},
-                                        telling = {on_plan,   on_first, on_token,
-                                                   on_choice, on_done,  on_logits,
-                                                   looks,     waits,    on_progress};
+    static const struct fus_request_ops ops = {on_plan, on_first,    on_token, on_choice,
+                                               on_done, on_logits,   looks,    waits,
+                                               NULL,    on_prefilled},
+                                        telling = {on_plan,     on_first,    on_token, on_choice,
+                                                   on_done,     on_logits,   looks,    waits,
+                                                   on_progress, on_prefilled};
     const struct api_req *q = &g->req;
     uint32_t room = g->t.w->ctx_max - p->p.n_tok;
     const double work = work_ms(g, p);

@@ -22,7 +22,7 @@ class Quickstart(unittest.TestCase):
             shutil.copy(TOOLS / name, self.root / "tools" / name)
         self.script("tools/build", NOTE + "case $* in *cuda=enabled*) exit ${GPU_BUILD:-0} ;; esac\n")
         self.script("tools/demo.py", "#!/bin/sh\n")
-        self.script("build/bin/kvblend", NOTE + 'echo "$KVBLEND_ADMIN $KVBLEND_ADMIN_KEY" >"$CALLS.admin"\n'
+        self.script("build/bin/kvblend", NOTE + 'echo "$KVBLEND_ADMIN $KVBLEND_ADMIN_KEY $KVBLEND_SHOW_TEXT" >"$CALLS.admin"\n'
                     "echo kernels $KVBLEND_KERNELS_DIR >>\"$CALLS\"\nexec sleep 60\n")
         self.script("build/bin/kvblend-worker", "#!/bin/sh\n[ \"$*\" = '--device cuda:0 --list-devices' ] && echo $GPU\n")
         self.script("bin/dpkg-query", "#!/bin/sh\necho installed\n")
@@ -78,8 +78,9 @@ class Quickstart(unittest.TestCase):
                 link = next(line for line in p.stdout if "/ui#" in line).split()[-1]
                 p.terminate()
                 self.assertEqual(p.stdout.read(), "", "the last line")
-            address, key = (self.root / "calls.admin").read_text().split()
+            address, key, shown = (self.root / "calls.admin").read_text().split()
             self.assertEqual((address, link), ("127.0.0.1:2", f"http://127.0.0.1:2/ui#play?key={key}"))
+            self.assertEqual(shown, "/playground")
             self.assertRegex(key, "^[0-9a-f]{32}$")
             keys.add(key)
         self.assertEqual(len(keys), 2, "a key of each run's own")
