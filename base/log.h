@@ -1,8 +1,8 @@
 /* log: one line per event: `ts level event key=value …` on stderr.
  *
- * Only gateway/, worker/ and tools/ log; library code returns codes. Control characters are
- * replaced, so no input can forge a line. Warn and above are rate-limited per call site. Never log
- * prompts, keys or KV contents. Thread: any. */
+ * Only gateway/, worker/, tools/ and the thread of base/otlp log; library code returns codes.
+ * Control characters are replaced, so no input can forge a line. Warn and above are rate-limited
+ * per call site. Never log prompts, keys or KV contents. Thread: any. */
 #ifndef BASE_LOG_H
 #define BASE_LOG_H
 

@@ -21,6 +21,7 @@ LAYERS = {
     "base/net": {"base"},
     "base/redis": {"base"},
     "base/hub": {"base", "base/net"},
+    "base/otlp": {"base", "base/net"},
     "policy": {"base"},
     "segment": {"base"},
     "kernels": {"base"},
@@ -29,9 +30,9 @@ LAYERS = {
     "fusor/text": {"base", "kernels", "fusor/model"},
     "fusor/grammar": {"base", "fusor/text"},
     "fusor": {"base", "kernels", "fusor/model", "fusor/text", "policy/strategy.h"},
-    "worker": {"base", "base/net", "base/redis", "base/hub", "kernels", "tiers", "policy", "segment", "fusor", "fusor/model", "fusor/text",
+    "worker": {"base", "base/net", "base/otlp", "base/redis", "base/hub", "kernels", "tiers", "policy", "segment", "fusor", "fusor/model", "fusor/text",
                "fusor/grammar"},
-    "gateway": {"base", "base/net", "base/redis", "base/hub", "policy", "segment", "worker/opts_table.h"},  # what `worker:` may hold
+    "gateway": {"base", "base/net", "base/otlp", "base/redis", "base/hub", "policy", "segment", "worker/opts_table.h"},  # what `worker:` may hold
     "tools/ctl": {"base", "base/net"},
     "tools/bench": {"base", "base/net", "base/redis", "base/hub", "kernels", "tiers", "policy", "segment", "fusor", "fusor/model", "fusor/text",
                     "worker", "tests/doubles"},
@@ -54,7 +55,7 @@ EVENT_FOLDERS = ("base/net", "gateway", "worker", "tools")
 END_TO_END = {"base/hub/fetch.c", "base/hub/pull.c", "gateway/process/pull.c", "gateway/front/admission.c", "gateway/front/front.c", "gateway/front/reply.c", "gateway/front/ui.c",
               "gateway/request/read.c", "gateway/request/request.c",
               "gateway/process/admin.c", "gateway/process/gather.c", "gateway/process/memory.c",
-              "gateway/request/answer.c", "gateway/request/relay.c", "gateway/request/send.c", "gateway/process/own.c",
+              "gateway/request/answer.c", "gateway/request/relay.c", "gateway/request/send.c", "gateway/request/spans.c", "gateway/process/own.c",
               "gateway/process/run.c", "gateway/process/stats.c", "gateway/process/watch.c",
               "worker/worker.c", "worker/request/gen.c", "tools/bench/contexts.c", "tools/bench/dataset.c", "tools/bench/served.c",
               "fusor/text/unicode.c"}

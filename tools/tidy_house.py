@@ -13,7 +13,7 @@ MAX_README, MAX_README_COLUMNS = 150, 120
 ROOMS = tuple(LINES)
 PUBLIC = ("kernels/kn.h", "tiers/tier.h")  # one table of operations each: as long as it is
 # Libraries of a room, as its neighbours name them in `dependencies:`.
-LIBRARY = {"net_dep": "base/net", "redis_dep": "base/redis", "hub_dep": "base/hub", "base_dep": "base", "policy_dep": "policy",
+LIBRARY = {"net_dep": "base/net", "redis_dep": "base/redis", "hub_dep": "base/hub", "otlp_dep": "base/otlp", "base_dep": "base", "policy_dep": "policy",
            "segment_dep": "segment", "codes_dep": "kernels", "kernels_dep": "kernels", "gpu_dep": "kernels",
            "module_dep": "kernels", "tiers_dep": "tiers", "model_dep": "fusor/model", "text_dep": "fusor/text", "grammar_dep": "fusor/grammar",
            "fusor_core_dep": "fusor", "fusor_dep": "fusor", "records_dep": "worker", "control_dep": "worker",

@@ -47,9 +47,66 @@ int wk_call_create(struct worker *w, struct http_req *r, struct wk_call **ret)
     c->route = "other";
     c->ttft_ms = c->queue_ms = -1;
     wk_call_id(http_header_find(&r->msg.head, "x-request-id"), c->id);
+    const bool asks = strcmp(r->msg.method, "POST") == 0;
+    if (w->process.traces && asks && strncmp(r->msg.path, "/admin/", 7) != 0)
+        otlp_begin(w->process.traces, &r->msg.head, &c->trace.at);
     r->user = c;
     *ret = c;
     return 0;
+}
+
+bool wk_call_traced(const struct wk_call *c)
+{
+    return traceparent_sampled(&c->trace.at);
+}
+
+/* As the conventions for generative AI name it; NULL: it is none of theirs. */
+static const char *operation_of(const struct wk_call *c)
+{
+    return strcmp(c->route, "chat") == 0          ? "chat"
+           : strcmp(c->route, "completions") == 0 ? "text_completion"
+           : strcmp(c->route, "embeddings") == 0  ? "embeddings"
+                                                  : NULL;
+}
+
+static void put_attributes(struct wk_call *c, int status)
+{
+    struct buf *a = &c->trace.attributes;
+    const struct api_usage *u = &c->usage;
+    const char *operation = operation_of(c);
+
+    otlp_attr_str(a, "http.request.method", c->r->msg.method);
+    otlp_attr_str(a, "http.route", c->route);
+    otlp_attr_int(a, "http.response.status_code", status);
+    otlp_attr_str(a, "kvblend.request_id", c->id);
+    otlp_attr_str(a, "gen_ai.operation.name", operation);
+    if (operation) otlp_attr_str(a, "gen_ai.provider.name", "kvblend");
+    if (u->prompt == 0) return;
+    otlp_attr_int(a, "gen_ai.usage.input_tokens", (int64_t)u->prompt);
+    otlp_attr_int(a, "gen_ai.usage.output_tokens", (int64_t)u->completion);
+    otlp_attr_int(a, "gen_ai.usage.cache_read.input_tokens", (int64_t)(u->prefix + u->reused));
+    otlp_attr_int(a, "kvblend.chunks", c->n_chunks);
+    if (c->ttft_ms >= 0) otlp_attr_double(a, "kvblend.ttft_seconds", c->ttft_ms / 1e3);
+}
+
+static void put_spans(struct wk_call *c, int status)
+{
+    const char *operation = operation_of(c), *of = operation ? c->w->model_name : c->route;
+    char name[2 * OTLP_TEXT_BYTES], code[12];
+
+    if (!wk_call_traced(c)) return;
+    (void)snprintf(name, sizeof name, "%s %s", operation ? operation : c->r->msg.method, of);
+    (void)snprintf(code, sizeof code, "%d", status);
+    put_attributes(c, status);
+    if (status >= 500) otlp_attr_str(&c->trace.attributes, "error.type", code);
+    otlp_span(&c->trace.steps, &(struct otlp_span){.trace = &c->trace.at,
+                                                   .kind = OTLP_SERVER,
+                                                   .name = name,
+                                                   .start_ns = c->r->start_ns,
+                                                   .end_ns = clock_ns(),
+                                                   .error = status >= 500 ? code : NULL,
+                                                   .attributes = &c->trace.attributes});
+    otlp_put(c->w->process.traces, &c->trace.steps);
 }
 
 void wk_call_closed(struct wk_call *c, bool aborted)
@@ -70,6 +127,9 @@ void wk_call_closed(struct wk_call *c, bool aborted)
               (unsigned long long)u->prompt, (unsigned long long)u->completion, c->n_chunks,
               (unsigned long long)u->prefix, (unsigned long long)u->reused,
               (unsigned long long)u->recomputed, (unsigned long long)c->r->bytes_out, c->r->peer);
+    put_spans(c, status ? status : 499);
+    otlp_spans_fini(&c->trace.steps);
+    buf_fini(&c->trace.attributes);
     mem_free(c);
 }
 

@@ -8,6 +8,7 @@
 
 #include "base/buf.h"
 #include "base/net/http.h"
+#include "base/otlp/otlp.h"
 #include "worker/api/api_error.h"
 #include "worker/api/api_reply.h"
 #include "worker/loop_queue.h"
@@ -18,6 +19,11 @@
 enum { WK_ID_BYTES = 129 };
 struct worker;
 struct wk_route;
+struct wk_call_trace { /* where traces are on */
+    struct traceparent at;
+    struct otlp_spans steps; /* below its own span */
+    struct buf attributes;   /* of that */
+};
 struct wk_call {
     struct worker *w;
     struct http_req *r;
@@ -33,12 +39,14 @@ struct wk_call {
     struct api_usage usage;
     unsigned n_chunks;
     double ttft_ms, queue_ms;
+    struct wk_call_trace trace;
 };
 void wk_random(void *to, size_t n); /* for ids and seeds; never fails */
 /* The client's x-request-id when it is printable ASCII of a sane length, else one of ours. */
 void wk_call_id(const char *sent, char ret[WK_ID_BYTES]);
 int wk_call_create(struct worker *w, struct http_req *r, struct wk_call **ret);
 void wk_call_closed(struct wk_call *c, bool aborted); /* tells the owner, logs, frees */
+bool wk_call_traced(const struct wk_call *c);         /* its spans are wanted */
 /* A parameter of the query as it stands there, cut where it is too long; false and "": absent. */
 bool wk_call_query(const struct wk_call *c, const char *name, char *ret, size_t cap);
 /* A copy that ends with 0; NULL out of memory. */

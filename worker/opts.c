@@ -35,6 +35,14 @@ static const struct opt_def process_defs[] = {
      "PEM file with its private key; default: in --tls-cert."},
     {"drain-timeout", OPT_DURATION, "120s", 0, 0, NULL, "How long SIGTERM waits for requests."},
     {"log-level", OPT_ENUM, "info", 0, 0, "error|warn|notice|info|debug", "Least level logged."},
+    {"traces-endpoint", OPT_STR, NULL, 0, 0, "http(s)://HOST[:PORT][/PATH]",
+     "Collector that takes traces by OTLP over HTTP; default: no traces.",
+     .check = otlp_endpoint_ok},
+    {"traces-headers", OPT_STR, NULL, 0, 0, "NAME=VALUE",
+     "Header that it asks for. Better given by the variable KVBLEND_WORKER_TRACES_HEADERS.",
+     .repeatable = true, .props = OPT_SECRET, .check = otlp_header_ok},
+    {"traces-sample", OPT_DOUBLE, "1", 0, 1, NULL,
+     "Share of the traces that begin here which are kept; of others whoever began them decides."},
     {"list-devices", OPT_BOOL, "false", 0, 0, NULL,
      "Print the GPUs of --device that can be opened, a line each, and end."},
     {"version", OPT_BOOL, "false", 0, 0, NULL, "Print the version and end."},
@@ -120,8 +128,7 @@ static void take_options(struct wk_opts *r, struct opts *o)
                           .served_name = or_null(opt_str(o, "served-model-name")),
                           .api_key = or_null(opt_str(o, "api-key")),
                           .admin_tcp = opt_bool(o, "admin-tcp"),
-                          .tls_cert = or_null(opt_str(o, "tls-cert")),
-                          .tls_key = or_null(opt_str(o, "tls-key")),
+                          .tls = {or_null(opt_str(o, "tls-cert")), or_null(opt_str(o, "tls-key"))},
                           .presets = or_null(opt_str(o, "presets")),
                           .profile = or_null(opt_str(o, "profile")),
                           .ram_bytes = opt_size(o, "ram"),
@@ -136,6 +143,10 @@ static void take_options(struct wk_opts *r, struct opts *o)
                           .ratio_given = opt_given(o, "ratio"),
                           .sandbox = opt_bool(o, "sandbox"),
                           .store = o};
+    r->traces = (struct otlp_opts){.endpoint = or_null(opt_str(o, "traces-endpoint")),
+                                   .service = "kvblend-worker",
+                                   .sample = opt_double(o, "traces-sample")};
+    r->traces.header = opt_list(o, "traces-headers", &r->traces.n_headers);
     r->arith = strcmp(dt, "f32") == 0    ? KN_ARITH_F32
                : strcmp(dt, "auto") == 0 ? KN_ARITH_AUTO
                                          : KN_ARITH_BF16;

@@ -8,6 +8,7 @@
 
 #include "base/err.h"
 #include "base/mem.h"
+#include "base/otlp/otlp.h"
 #include "base/redis/redis_url.h"
 #include "fusor/core/engine.h"
 #include "fusor/encode/encode.h"
@@ -39,9 +40,12 @@ struct wk_tier_opts {
     bool contexts_off;      /* of all namespaces */
     const char *access_log; /* NULL: none */
 };
+struct wk_tls_opts {
+    const char *cert, *key; /* NULL: plain HTTP; in cert */
+};
 struct wk_opts {
     const char *model, *listen, *device, *gemm, *chat_template, *served_name, *api_key, *presets;
-    const char *tls_cert, *tls_key;                              /* NULL: plain HTTP; in tls_cert */
+    struct wk_tls_opts tls;
     const char *rerank_order, *rerank_template, *rerank_answers; /* template NULL: by the model */
     bool admin_tcp;             /* /admin not on unix sockets alone */
     enum pol_strategy strategy; /* POL_AUTO: the profile's */
@@ -60,6 +64,7 @@ struct wk_opts {
     bool controller, sandbox;
     const char *advertise;      /* HOST:PORT that gateways reach us by; NULL: not registered */
     struct redis_url *registry; /* where; NULL: the tier's */
+    struct otlp_opts traces;    /* endpoint NULL: none */
     struct wk_tier_opts tiers;
     struct opts *store; /* owns the strings, with */
     struct arena arena;

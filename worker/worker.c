@@ -198,8 +198,8 @@ static int open_door(struct worker *w, struct err *err)
 {
     struct http_listen_opts o = {.unix_mode = S_IRUSR | S_IWUSR};
     struct http_tls_opts files = {
-        .cert_file = w->o.tls_cert, .key_file = w->o.tls_key, .server = true};
-    int rc = w->o.tls_cert ? http_tls_create(&files, &o.tls, err) : 0;
+        .cert_file = w->o.tls.cert, .key_file = w->o.tls.key, .server = true};
+    int rc = w->o.tls.cert ? http_tls_create(&files, &o.tls, err) : 0;
 
     if (rc >= 0) rc = http_server_listen(w->process.server, w->o.listen, &o, err);
     if (o.tls) http_tls_unref(o.tls); /* the listener has its own */
@@ -244,6 +244,8 @@ int wk_create(const struct wk_opts *o, struct worker **ret, struct err *err)
     if ((rc = wk_builds_create(w, wk_warmups_built)) < 0) goto fail;
     if ((rc = wk_contexts_create(w)) < 0) goto fail;
     if ((rc = wk_guard_create(w)) < 0) goto fail;
+    if (o->traces.endpoint && (rc = otlp_create(&o->traces, &w->process.traces, err)) < 0)
+        goto fail;
     if ((rc = open_door(w, err)) < 0) goto fail;
     if ((rc = wk_loader_start(w)) < 0) goto fail;
     http_timer_set(&w->process.tick, TICK_MS);
@@ -275,6 +277,7 @@ void wk_destroy(struct worker *w)
     fus_engine_destroy(w->engine);
     wk_embedder_stop(w);
     if (w->process.server) http_server_destroy(w->process.server);
+    otlp_destroy(w->process.traces); /* the last requests are closed */
     http_bounds_destroy(w->process.bounds);
     while (!LIST_EMPTY(&w->requests.tasks))
         wk_task_free(LIST_FIRST(&w->requests.tasks));

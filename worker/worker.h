@@ -30,6 +30,7 @@ enum { WK_EXIT_DEVICE_LOST = 3, WK_EXIT_MODEL_FILE = 4 };
 
 struct event;
 struct mrc;
+struct otlp;
 struct wk_task;
 struct wk_builds;
 struct wk_contexts;
@@ -45,6 +46,7 @@ struct wk_reranker;
 struct wk_process { /* worker.c; loop */
     struct http_server *server;
     struct http_bounds *bounds; /* of the server: of bodies */
+    struct otlp *traces;        /* NULL: off */
     struct http_timer tick;
     struct event *signals[2], *stdin_event;
     uint64_t drain_deadline_ns; /* 0: it does not drain */

@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/metric.h"
+#include "base/otlp/otlp.h"
 #include "gateway/fleet/fleet.h"
 #include "gateway/fleet/view.h"
 #include "gateway/front/cors.h"
@@ -18,6 +19,7 @@
 #include "gateway/request/merge.h"
 #include "gateway/request/relay.h"
 #include "gateway/request/request.h"
+#include "gateway/request/spans.h"
 #include "gateway/translate/store.h"
 
 #include <string.h>
@@ -390,7 +392,10 @@ static struct gw_req *req_create(struct gw_loop *loop, struct http_req *r)
     (void)atomic_fetch_add(&loop->server->n_reqs, 1);
     r->user = q;
     gw_id_choose(&r->msg.head, q->id);
-    (void)gw_trace_read(&r->msg.head, &q->trace);
+    if (loop->server->traces)
+        otlp_begin(loop->server->traces, &r->msg.head, &q->trace);
+    else
+        (void)traceparent_read(&r->msg.head, &q->trace);
     return q;
 }
 
@@ -461,6 +466,7 @@ static void log_access(const struct gw_req *q, bool aborted)
 {
     if (!q->route || !(q->route->props & GW_R_OPEN))
         gw_stats_request(q->loop->server->stats, q, aborted);
+    if (q->route && !(q->route->props & (GW_R_OPEN | GW_R_ADMIN))) gw_spans_put(q, aborted);
 }
 
 static void on_close(void *ctx, struct http_req *r, bool aborted)
@@ -494,7 +500,7 @@ static void on_refuse(void *ctx, int status, const char *why, const struct http_
     struct gw_settings *settings = gw_server_settings(loop->server);
     struct gw_req q = {.status = status, .end = GW_END_REFUSED};
     gw_id_choose(head, q.id);
-    (void)gw_trace_read(head, &q.trace);
+    (void)traceparent_read(head, &q.trace);
     gw_stats_request(loop->server->stats, &q, false);
     (void)http_header_add(ret_headers, "x-request-id", q.id);
     (void)gw_cors_headers(&settings->config->cors_origins, head, ret_headers);

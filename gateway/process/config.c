@@ -3,6 +3,7 @@
 #include "base/buf.h"
 #include "base/hub/hub.h"
 #include "base/mem.h"
+#include "base/otlp/otlp.h"
 #include "base/redis/registry.h"
 #include "gateway/fleet/upstream.h"
 #include "gateway/front/cors.h"
@@ -25,6 +26,7 @@ enum { /* the kinds as types of options */
        KIND_LIST = OPT_STR,
        KIND_BOOL = OPT_BOOL,
        KIND_INT = OPT_INT,
+       KIND_DOUBLE = OPT_DOUBLE,
        KIND_SIZE = OPT_SIZE,
        KIND_MS = OPT_DURATION,
 };
@@ -54,6 +56,7 @@ static struct gw_strs get_LIST(const struct opts *o, const char *name)
 #define get_ENUM get_STR
 #define get_BOOL opt_bool
 #define get_INT (uint32_t) opt_int
+#define get_DOUBLE opt_double
 #define get_SIZE opt_size
 #define get_MS (uint32_t) opt_duration_ms
 
@@ -291,85 +294,6 @@ void gw_config_free(struct gw_config *c)
     if (!c) return;
     opts_destroy(c->opts);
     mem_free(c);
-}
-
-/* ---- what the own workers get ---- */
-
-/* Of "worker.access_log" there is the row "access-log" in its table; `model`: of these instead. */
-static char **worker_values(const struct gw_config *c, const struct opts *model,
-                            const struct opt_def *d, size_t *ret_n)
-{
-    char key[80];
-    (void)snprintf(key, sizeof key, "%s%s", model ? "" : "worker.", d->name);
-    const struct opts *o = model ? model : c->opts;
-    char **values = opt_list(o, key, ret_n);
-    if (!opt_given(o, key)) *ret_n = 0;
-    return values;
-}
-
-/* "--NAME=VALUE"; NULL and 0: the worker's own default. value NULL: none was given. */
-static int worker_arg(const struct gw_config *c, const struct gw_worker_share *s, const char *name,
-                      const char *value, struct arena *a, const char **out)
-{
-    const long cores = sysconf(_SC_NPROCESSORS_ONLN), n_all = (long)(s->n_all ? s->n_all : s->n);
-    struct buf b = BUF_INIT;
-    (void)buf_addf(&b, "--%s=", name);
-    const size_t bare = b.len;
-    if (s->device && strcmp(name, "device") == 0)
-        (void)buf_adds(&b, s->device);
-    else if (s->device && strcmp(name, "ram") == 0)
-        (void)buf_addf(&b, "%llu", (unsigned long long)opt_size(c->opts, "worker.ram") / s->n);
-    else if (value && s->n > 1 && strcmp(name, "nvme") == 0)
-        wk_share_nvme(value, s->number, s->device ? s->n : 1, &b);
-    else if (value)
-        (void)buf_adds(&b, value);
-    else if (n_all > 1 && strcmp(name, "threads") == 0 && cores > 0)
-        (void)buf_addf(&b, "%ld", cores > n_all ? cores / n_all : 1);
-    const bool any = b.len > bare;
-    *out = any ? arena_strndup(a, b.data, b.len) : NULL;
-    const int r = buf_status(&b) < 0 || (any && !*out) ? -ENOMEM : any;
-    buf_fini(&b);
-    return r;
-}
-
-int gw_config_worker_args(const struct gw_config *c, const struct gw_worker_share *share,
-                          struct arena *a, const char **out, size_t cap)
-{
-    int n = worker_arg(c, share, "log-level", c->log_level, a, out);
-    for (const struct opt_def *d = wk_opts_table; d->name && n >= 0; d++) {
-        size_t n_values;
-        char **value = worker_values(c, share->model, d, &n_values);
-        if (d->props & OPT_SECRET) continue; /* by the environment */
-        for (size_t i = 0; i == 0 || i < n_values; i++) {
-            if ((size_t)n + 2 > cap) return -ERANGE;
-            int r = worker_arg(c, share, d->name, n_values ? value[i] : NULL, a, out + n);
-            if (r < 0) return r;
-            n += r;
-        }
-    }
-    return n;
-}
-
-int gw_config_worker_env(const struct gw_config *c)
-{
-    int r = setenv("KVBLEND_EXIT_ON_STDIN_EOF", "1", 1) < 0 ? -ENOMEM : 0;
-    for (const struct opt_def *d = wk_opts_table; d->name && r == 0; d++) {
-        struct buf name = BUF_INIT, all = BUF_INIT;
-        size_t n;
-        char **value = worker_values(c, NULL, d, &n);
-        if (n == 0 || !(d->props & OPT_SECRET)) continue;
-        (void)buf_addf(&name, "KVBLEND_WORKER_%s", d->name);
-        for (size_t i = strlen("KVBLEND_WORKER_"); i < name.len; i++)
-            name.data[i] = (char)(name.data[i] == '-' ? '_' : toupper((unsigned char)name.data[i]));
-        for (size_t i = 0; i < n; i++)
-            (void)buf_addf(&all, "%s%s", i ? d->split : "", value[i]);
-        if (buf_status(&name) < 0 || buf_status(&all) < 0 ||
-            setenv(buf_cstr(&name), buf_cstr(&all), 1) < 0)
-            r = -ENOMEM;
-        buf_fini(&name);
-        buf_fini(&all);
-    }
-    return r;
 }
 
 int gw_config_help(const struct gw_config *c, struct buf *out)

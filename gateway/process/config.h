@@ -10,7 +10,6 @@
 
 #include "base/opt.h"
 
-struct arena;
 struct buf;
 struct gw_strs {
     char **v;
@@ -22,6 +21,7 @@ typedef const char *gw_conf_ENUM;
 typedef struct gw_strs gw_conf_LIST; /* the flag repeated, items in a variable, a YAML sequence */
 typedef bool gw_conf_BOOL;
 typedef uint32_t gw_conf_INT;
+typedef double gw_conf_DOUBLE;
 typedef uint64_t gw_conf_SIZE;
 typedef uint32_t gw_conf_MS;
 
@@ -159,6 +159,15 @@ typedef uint32_t gw_conf_MS;
     X(STR, access_log, "access-log", "log.access", "stdout", 0, 0, 0,                              \
       "stdout (or -), off, or a file that SIGHUP and SIGUSR1 open anew: one JSON line per "        \
       "request")                                                                                   \
+    X(STR, traces_endpoint, "traces-endpoint", "traces.endpoint", NULL, 0, 0, 0,                   \
+      "collector that takes traces by OTLP over HTTP, also those of the own workers (none: no "    \
+      "traces)",                                                                                   \
+      .values = "http(s)://HOST[:PORT][/PATH]", .check = otlp_endpoint_ok)                         \
+    X(LIST, traces_headers, "traces-headers", "traces.headers", NULL, 0, 0, OPT_SECRET,            \
+      "header that it asks for", .values = "NAME=VALUE", .check = otlp_header_ok,                  \
+      .repeatable = true)                                                                          \
+    X(DOUBLE, traces_sample, "traces-sample", "traces.sample", "1", 0, 1, 0,                       \
+      "share of the traces that begin here which are kept; of others whoever began them decides")  \
     X(STR, config, "config", NULL, NULL, 0, 0, OPT_NO_KEY, "YAML configuration file")              \
     X(BOOL, check, "check", NULL, "false", 0, 0, OPT_FLAG_ONLY,                                    \
       "check the configuration and stop")                                                          \
@@ -183,18 +192,6 @@ int gw_config_load(int argc, char *const *argv, char *const *envp, struct gw_con
  */
 void gw_config_read_yaml(struct opts *o, const char *path);
 void gw_config_free(struct gw_config *c);
-struct gw_worker_share { /* one own worker of n */
-    unsigned number, n;
-    const char *device; /* its own of several, which divide --ram and --nvme; NULL: worker.device */
-    unsigned n_all;     /* own workers of all models, which share the cores; 0: n */
-    const struct opts *model; /* of an entry of `models:`, instead of `worker:` (models.h) */
-};
-/* Its flags, "--ram=4GiB", …, from the arena: one of several has PATH.N of --nvme and, where no
- * --threads was given, its share of the cores. Their number; -ERANGE: more than cap; -ENOMEM. */
-int gw_config_worker_args(const struct gw_config *c, const struct gw_worker_share *share,
-                          struct arena *a, const char **out, size_t cap);
-/* Secrets among its options come by its environment: sets variables of this process. */
-int gw_config_worker_env(const struct gw_config *c);
 int gw_config_help(const struct gw_config *c, struct buf *out); /* as opts_help() */
 
 #endif

@@ -8,6 +8,7 @@
 #include "gateway/fleet/fleet.h"
 #include "gateway/fleet/view.h"
 #include "gateway/process/config.h"
+#include "gateway/process/config_worker.h"
 #include "gateway/process/models.h"
 #include "gateway/process/places.h"
 #include "gateway/process/stats.h"

@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/jobs.h"
 #include "base/log.h"
+#include "base/otlp/otlp.h"
 #include "gateway/fleet/residency.h"
 #include "gateway/fleet/fleet.h"
 #include "gateway/fleet/view.h"
@@ -350,6 +351,12 @@ static int start_gateway(struct gw_run *u, struct gw_config *c, struct err *err)
     if (r == 0) r = gw_store_create(c->responses_max, c->responses_bytes, &server->store);
     if (r == 0) r = gw_rundir_make(&u->dir, err);
     if (r == 0) r = gw_stats_create(c->access_log, &server->stats);
+    const struct otlp_opts traces = {.endpoint = c->traces_endpoint,
+                                     .header = c->traces_headers.v,
+                                     .n_headers = c->traces_headers.n,
+                                     .service = "kvblend",
+                                     .sample = c->traces_sample};
+    if (r == 0 && c->traces_endpoint) r = otlp_create(&traces, &server->traces, err);
     if (r == 0) r = jobs_create(&(struct jobs_opts){HELPERS, HELPER_QUEUE, NULL}, &server->pool);
     if (r == 0)
         r = gw_memory_create(control(u)->http_loop, server->pool, server->learner,
@@ -384,6 +391,7 @@ static void stop_gateway(struct gw_run *u)
     gw_upstreams_free(u->workers);
     gw_directory_destroy(server->directory);
     gw_stats_destroy(server->stats);
+    otlp_destroy(server->traces);
     http_timer_fini(&u->drain);
     for (int i = 0; i < N_SIGNALS; i++)
         if (u->signal_ev[i]) event_free(u->signal_ev[i]);

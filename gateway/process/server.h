@@ -29,6 +29,7 @@ struct gw_scan_job;
 struct gw_stats;
 struct gw_store;
 struct gw_sysd;
+struct otlp;
 struct seg_learner;
 struct seg_presets;
 
@@ -58,6 +59,7 @@ struct gw_server { /* what all loops share */
     struct gw_own *own; /* NULL: no own workers */
     struct jobs *pool;
     struct gw_stats *stats;
+    struct otlp *traces;  /* NULL: off */
     struct http_tls *tls; /* of https listeners; NULL: none */
     struct http_bounds *bounds;
     struct gw_sysd *sysd;

@@ -276,7 +276,7 @@ static void render(struct buf *b, const struct gw_req *q, int status, enum gw_en
     if (q->trace.trace[0]) {
         add_field(b, "trace_id", q->trace.trace);
         add_field(b, "span_id", q->trace.span);
-        add_field(b, "parent_id", q->trace.parent);
+        if (q->trace.parent[0]) add_field(b, "parent_id", q->trace.parent);
     }
     add_field(b, "client", r ? r->peer : NULL);
     if (q->key && q->key->id[0]) add_field(b, "key_id", q->key->id);

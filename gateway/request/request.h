@@ -7,6 +7,7 @@
 #define GATEWAY_REQUEST_REQUEST_H
 
 #include "base/net/http.h"
+#include "base/otlp/traceparent.h"
 #include "gateway/front/admit.h"
 #include "gateway/front/admission.h"
 #include "gateway/front/front.h"
@@ -74,7 +75,7 @@ struct gw_req {
     struct gw_answering ans;
     struct gw_fallback fallback;
     struct gw_asking asking;
-    struct gw_trace trace;
+    struct traceparent trace;
     struct gw_usage usage;
     bool active;
     bool scan_form; /* the model's name stands in a form, without quotes */

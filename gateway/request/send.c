@@ -73,7 +73,7 @@ static bool passes(const struct gw_req *q, const struct gw_lease *l, const struc
     /* A key's namespace is not the client's to choose, and a state belongs to a valid trace only.
      */
     if (q->key && q->key->name_space && http_header_is(h, "x-kvblend-namespace")) return false;
-    if (!q->trace.trace[0] && http_header_is(h, "tracestate")) return false;
+    if (!q->trace.parent[0] && http_header_is(h, "tracestate")) return false;
     /* Answers that are metered must come as plain text. */
     if (q->route->props & (GW_R_ADMIT | GW_R_JSON)) return !http_header_is(h, "accept-encoding");
     return true;
@@ -86,7 +86,7 @@ static int add_headers(const struct gw_req *q, const struct gw_lease *l, struct 
     int r = buf_reserve(out, HEADERS_USUAL_BYTES);
     if (r == 0) r = http_header_add(out, "x-request-id", q->id);
     if (r == 0) r = gw_hop_header(h, q->loop->server->hop, out);
-    if (r == 0) r = gw_trace_header(&q->trace, out);
+    if (r == 0) r = traceparent_header(&q->trace, out);
     if (r == 0 && l->authorization) r = http_header_add(out, "Authorization", l->authorization);
     if (r == 0 && l->worker && q->key && q->key->name_space)
         r = http_header_add(out, "X-KVBlend-Namespace", q->key->name_space);

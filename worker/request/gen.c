@@ -113,6 +113,7 @@ static int prepare_all(struct wk_task *t)
         if (rc < 0) return rc;
         wk_feed_note(t->w, &p->p);
         if (!nothing_to_generate(g)) wk_lookup_prompt(t->w, &p->p, &g->req.kv, &t->gone);
+        p->p.at.answered_ns = clock_ns();
         if (!open_choices(g, p)) return -ENOMEM;
     }
     return 0;
@@ -124,6 +125,7 @@ static void gen_closed(void *owner, bool aborted)
     struct gen *g = owner;
 
     gen_count(g);
+    gen_put_spans(g);
     g->t.call = NULL;
     atomic_store(&g->t.gone, true);
     gen_cancel_jobs(g);

@@ -103,6 +103,9 @@ struct gen_hits { /* records that were used, by tier */
 void gen_hits(const struct gen *g, struct gen_hits *ret);
 void gen_put_report(struct gen *g, bool explain, struct buf *out); /* `,"kvblend":{…}` */
 void gen_usage(struct gen *g, struct api_usage *ret);
+/* The mode as asked for; of auto, what came of it. */
+const char *gen_mode_name(const struct gen *g, enum pol_strategy s);
+void gen_put_spans(struct gen *g); /* gen_spans.c: into its call, which is traced, as it closes */
 void gen_count(struct gen *g);     /* metrics, once; also of what was cut short */
 void gen_log(const struct gen *g); /* the access log's line, once the engine is done with it */
 

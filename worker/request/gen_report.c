@@ -28,8 +28,7 @@ void gen_usage(struct gen *g, struct api_usage *ret)
     }
 }
 
-/* The mode as asked for; of auto, what came of it. */
-static const char *mode_name(const struct gen *g, enum pol_strategy s)
+const char *gen_mode_name(const struct gen *g, enum pol_strategy s)
 {
     if (g->req.kv.mode != POL_AUTO) return pol_strategy_name(g->req.kv.mode);
     return s <= POL_REUSE ? pol_strategy_name(s) : "blend";
@@ -107,7 +106,7 @@ void gen_put_report(struct gen *g, bool explain, struct buf *out)
     buf_addf(out,
              ",\"kvblend\":{\"mode\":\"%s\",\"strategy\":\"%s\",\"ratio\":%.4g,"
              "\"chunks\":[",
-             mode_name(g, r->strategy), pol_strategy_name(r->strategy), (double)r->ratio);
+             gen_mode_name(g, r->strategy), pol_strategy_name(r->strategy), (double)r->ratio);
     for (size_t i = 0; i < g->n_prompt; i++) {
         const struct gen_prompt *p = &g->prompt[i];
         for (size_t k = 0; k < p->p.n_cut; k++, comma = ",") {

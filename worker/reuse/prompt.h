@@ -45,6 +45,12 @@ struct wk_cut { /* a chunk of a prompt */
     bool merged; /* the record found has been encoded behind other chunks */
     struct wk_lookup lookup;
 };
+struct wk_moments {       /* of clock_ns(); 0: it has not come, or not been needed */
+    uint64_t asked_ns;    /* slower tiers, for its records */
+    uint64_t answered_ns; /* by them, or nothing was asked: it is ready for the engine */
+    uint64_t looked_ns;   /* engine: all records that are used are found, and decided on */
+    uint64_t loaded_ns;   /* engine: the last layer that had to be waited for was there */
+};
 struct wk_prompt { /* wk_prompt_fini() */
     struct tok_ids ids;
     int32_t *own_ids; /* ids.id, or the token ids of the request */
@@ -54,11 +60,12 @@ struct wk_prompt { /* wk_prompt_fini() */
     size_t n_cut;
     struct wk_block *block; /* end to end from the first token on */
     size_t n_block;
-    uint64_t warm_bytes;           /* of the worker's, for this prompt */
-    struct worker *held_by;        /* NULL: no lookup was made early */
-    const char *id, *alias;        /* of the request, and of its reply; NULL = none. Borrowed */
-    unsigned index;                /* of a request with several prompts */
-    uint64_t start_ns;             /* when it came; 0 = unknown */
+    uint64_t warm_bytes;    /* of the worker's, for this prompt */
+    struct worker *held_by; /* NULL: no lookup was made early */
+    const char *id, *alias; /* of the request, and of its reply; NULL = none. Borrowed */
+    unsigned index;         /* of a request with several prompts */
+    uint64_t start_ns;      /* when it came; 0 = unknown */
+    struct wk_moments at;
     struct ctl_decision *decision; /* by wk_plan() */
     unsigned guard_level;          /* in force when the plan was made, if it changed it; else 0 */
     struct buf text;               /* prompt text for echo; empty unless asked for */

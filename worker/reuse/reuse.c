@@ -141,6 +141,7 @@ void wk_lookup_prompt(struct worker *w, struct wk_prompt *p, const struct api_se
     if (store_n_tiers(w->store) == 0) return;
     struct reuse q = reuse_of(w, p, m);
     p->held_by = w;
+    p->at.asked_ns = clock_ns();
     q.cap_bytes = wk_hold_cap(w);
     for (; n_asked < p->n_block && n_asked < ASK_WINDOW && chain; n_asked++)
         chain = ask_early(&q, block_at(&q, n_asked), &p->block[n_asked].lookup);
@@ -248,12 +249,13 @@ bool wk_at_built(const struct worker *w, const struct wk_prompt *p, const struct
     return !c->merged && fus_at_built_position(w->sink_token, p->tok, c->tok0);
 }
 
-static int make_source(struct store_pin **pin, int *ret_status, struct fus_range *r)
+static int make_source(struct reuse *q, struct store_pin **pin, int *ret_status,
+                       struct fus_range *r)
 {
     int rc = rec_source_make(*pin, &r->src);
 
     *pin = NULL; /* the source's, or gone */
-    if (rc >= 0) rec_source_tell(&r->src, ret_status);
+    if (rc >= 0) rec_source_tell(&r->src, ret_status, &q->p->at.loaded_ns);
     return rc;
 }
 
@@ -265,7 +267,7 @@ static int load_prefix(struct reuse *q)
         struct wk_block *b = &q->p->block[i];
         struct fus_range *r = &q->range[q->n_range];
         *r = (struct fus_range){.tok0 = b->tok0, .n = b->n, .exact = true};
-        int rc = make_source(&q->block[i], &b->lookup.status, r);
+        int rc = make_source(q, &q->block[i], &b->lookup.status, r);
         if (rc < 0) return rc;
         q->n_range++;
     }
@@ -301,7 +303,7 @@ static int load_chunks(struct reuse *q)
         if (q->chunk[i] && !q->d->reuse[i]) refuse_chunk(q, i, &probed);
         if (exact || c->tok0 < q->n_prefix) continue;
         *r = (struct fus_range){.tok0 = c->tok0, .n = c->n, .at_built = wk_at_built(q->w, q->p, c)};
-        int rc = q->chunk[i] ? make_source(&q->chunk[i], &c->lookup.status, r) : 0;
+        int rc = q->chunk[i] ? make_source(q, &q->chunk[i], &c->lookup.status, r) : 0;
         if (rc < 0) return rc;
         if (r->src.ops) c->source = WK_STORED;
         if (!r->src.ops && q->d->reuse[i]) q->d->loose = true; /* chosen, but not asked for */
@@ -397,6 +399,7 @@ int wk_plan(struct worker *w, struct wk_prompt *p, const struct api_settings *m,
         p->guard_level = wk_guard_rules(w, m, &guard);
         wk_decide(w, m, q.own_bytes, q.d);
         rc = load_plan(&q, plan);
+        p->at.looked_ns = clock_ns();
     }
     drop_pins(&q);
     for (size_t i = 0; rc < 0 && i < q.n_range; i++)

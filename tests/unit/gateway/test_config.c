@@ -2,6 +2,7 @@
 #include "base/mem.h"
 #include "gateway/fleet/upstream.h"
 #include "gateway/process/config.h"
+#include "gateway/process/config_worker.h"
 #include "tests/test.h"
 
 #include <time.h>

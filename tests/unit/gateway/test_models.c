@@ -4,6 +4,7 @@
 #include "base/buf.h"
 #include "base/mem.h"
 #include "gateway/process/config.h"
+#include "gateway/process/config_worker.h"
 #include "tests/test.h"
 
 #include <string.h>

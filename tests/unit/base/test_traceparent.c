@@ -1,6 +1,6 @@
 #include "base/buf.h"
 #include "base/net/http.h"
-#include "gateway/front/trace.h"
+#include "base/otlp/traceparent.h"
 #include "tests/test.h"
 
 #define TRACE "0af7651916cd43dd8448eb211c80319c"
@@ -33,8 +33,8 @@ TEST(only_what_the_standard_allows)
         {"", false},
     };
     for (size_t i = 0; i < sizeof t / sizeof t[0]; i++) {
-        struct gw_trace x = {0};
-        if (gw_trace_parse(t[i].value, &x) != t[i].ok)
+        struct traceparent x = {0};
+        if (traceparent_parse(t[i].value, &x) != t[i].ok)
             test_fail(__FILE__, __LINE__, "%s", t[i].value);
         if (t[i].ok) ASSERT_STREQ(x.trace, TRACE);
     }
@@ -45,18 +45,34 @@ TEST(a_new_span_for_the_worker)
     struct http_header given[] = {H("TraceParent", "00-" TRACE "-" SPAN "-03"),
                                   H("traceparent", "x")};
     struct http_head one = {given, 1}, two = {given, 2}, none = {given, 0};
-    struct gw_trace a, b;
+    struct traceparent a, b;
     struct buf out = BUF_INIT, want = BUF_INIT;
-    ASSERT_TRUE(gw_trace_read(&one, &a) && gw_trace_read(&one, &b));
+    ASSERT_TRUE(traceparent_read(&one, &a) && traceparent_read(&one, &b));
     ASSERT_TRUE(strlen(a.span) == 16 && strcmp(a.span, b.span) != 0 && strcmp(a.span, SPAN) != 0);
     ASSERT_STREQ(a.parent, SPAN);
-    ASSERT_OK(gw_trace_header(&a, &out));
+    ASSERT_OK(traceparent_header(&a, &out));
     ASSERT_OK(buf_addf(&want, "traceparent: 00-" TRACE "-%s-01\r\n", a.span));
     ASSERT_STREQ(buf_cstr(&out), buf_cstr(&want));
     buf_clear(&out);
-    ASSERT_TRUE(!gw_trace_read(&two, &a) && !gw_trace_read(&none, &b));
-    ASSERT_OK(gw_trace_header(&a, &out));
+    ASSERT_TRUE(!traceparent_read(&two, &a) && !traceparent_read(&none, &b));
+    ASSERT_OK(traceparent_header(&a, &out));
     ASSERT_EQ(out.len, 0);
+    buf_fini(&out);
+    buf_fini(&want);
+}
+
+TEST(a_trace_of_our_own)
+{
+    struct traceparent a, b;
+    struct buf out = BUF_INIT, want = BUF_INIT;
+    traceparent_begin(&a, true);
+    traceparent_begin(&b, false);
+    ASSERT_TRUE(strlen(a.trace) == 32 && strlen(a.span) == 16 && a.parent[0] == '\0');
+    ASSERT_TRUE(strcmp(a.trace, b.trace) != 0 && strcmp(a.span, b.span) != 0);
+    ASSERT_TRUE(traceparent_sampled(&a) && !traceparent_sampled(&b));
+    ASSERT_OK(traceparent_header(&b, &out));
+    ASSERT_OK(buf_addf(&want, "traceparent: 00-%s-%s-00\r\n", b.trace, b.span));
+    ASSERT_STREQ(buf_cstr(&out), buf_cstr(&want));
     buf_fini(&out);
     buf_fini(&want);
 }
