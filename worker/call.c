@@ -119,9 +119,9 @@ void wk_call_closed(struct wk_call *c, bool aborted)
     bool often = strcmp(c->route, "health") == 0 || strcmp(c->route, "metrics") == 0 ||
                  strcmp(c->route, "residents") == 0 || strcmp(c->route, "now") == 0;
     log_event(often ? LOG_DEBUG : LOG_INFO, "request",
-              "id=%s method=%s route=%s status=%d stream=%d aborted=%d ms=%.1f ttft_ms=%.1f "
-              "queue_ms=%.1f prompt=%llu completion=%llu chunks=%u prefix=%llu reused=%llu "
-              "recomputed=%llu bytes_out=%llu peer=%s",
+              "request_id=%s method=%s route=%s status=%d stream=%d aborted=%d ms=%.1f "
+              "ttft_ms=%.1f queue_ms=%.1f prompt=%llu completion=%llu chunks=%u prefix=%llu "
+              "reused=%llu recomputed=%llu bytes_out=%llu peer=%s",
               c->id, c->r->msg.method, c->route, status, c->stream, aborted,
               clock_ms_since(c->r->start_ns), c->ttft_ms, c->queue_ms,
               (unsigned long long)u->prompt, (unsigned long long)u->completion, c->n_chunks,

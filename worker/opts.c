@@ -35,6 +35,7 @@ static const struct opt_def process_defs[] = {
      "PEM file with its private key; default: in --tls-cert."},
     {"drain-timeout", OPT_DURATION, "120s", 0, 0, NULL, "How long SIGTERM waits for requests."},
     {"log-level", OPT_ENUM, "info", 0, 0, "error|warn|notice|info|debug", "Least level logged."},
+    {"log-format", OPT_ENUM, "text", 0, 0, "text|json", "json: one object a line."},
     {"traces-endpoint", OPT_STR, NULL, 0, 0, "http(s)://HOST[:PORT][/PATH]",
      "Collector that takes traces by OTLP over HTTP; default: no traces.",
      .check = otlp_endpoint_ok},
@@ -159,6 +160,7 @@ static void take_options(struct wk_opts *r, struct opts *o)
     r->controller = !always;
     (void)wk_parse_guard(opt_str(o, "guard"), &r->guard_sample, &r->guard_kl);
     if (log_parse_level(opt_str(o, "log-level"), &level)) log_set_level(level);
+    log_set_json(strcmp(opt_str(o, "log-format"), "json") == 0);
 }
 
 /* ---- texts with an inner form, which the table has checked ---- */

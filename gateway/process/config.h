@@ -156,6 +156,8 @@ typedef uint32_t gw_conf_MS;
       "how many of them (0: none)")                                                                \
     X(ENUM, log_level, "log-level", "log.level", "info", 0, 0, OPT_LIVE,                           \
       "error, warn, notice, info or debug", .values = "error|warn|notice|info|debug")              \
+    X(ENUM, log_format, "log-format", "log.format", "text", 0, 0, 0,                               \
+      "text, or json: one object a line, also of the own workers", .values = "text|json")          \
     X(STR, access_log, "access-log", "log.access", "stdout", 0, 0, 0,                              \
       "stdout (or -), off, or a file that SIGHUP and SIGUSR1 open anew: one JSON line per "        \
       "request")                                                                                   \

@@ -53,7 +53,9 @@ int gw_config_worker_args(const struct gw_config *c, const struct gw_worker_shar
 {
     const struct {
         const char *name, *value;
-    } own[] = {{"log-level", c->log_level}, {"traces-endpoint", c->traces_endpoint}};
+    } own[] = {{"log-level", c->log_level},
+               {"log-format", opt_given(c->opts, "log-format") ? c->log_format : NULL},
+               {"traces-endpoint", c->traces_endpoint}};
     int n = 0;
     for (size_t i = 0; i < sizeof own / sizeof *own && n >= 0; i++) {
         int r = (size_t)n + 2 > cap ? -ERANGE

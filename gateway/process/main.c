@@ -77,6 +77,16 @@ static void keep_pages(void)
 #endif
 }
 
+/* Lines of the configuration's reader, in the form of the log. */
+static void tell_warnings(const char *lines)
+{
+    static const char prefix[] = "warning: ";
+    for (const char *p = lines, *end; (end = strchr(p, '\n')); p = end + 1) {
+        if (strncmp(p, prefix, sizeof prefix - 1) == 0) p += sizeof prefix - 1;
+        log_event(LOG_WARN, "config.warning", "text=\"%.*s\"", (int)(end - p), p);
+    }
+}
+
 int main(int argc, char **argv, char **envp)
 {
     struct gw_config *c = NULL;
@@ -92,7 +102,11 @@ int main(int argc, char **argv, char **envp)
         return r == -EINVAL ? 2 : 1;
     }
     int status = 0;
-    if (text.len > 0) (void)fprintf(stderr, "%s", buf_cstr(&text)); /* warnings */
+    log_set_json(c->log_format && strcmp(c->log_format, "json") == 0);
+    if (log_is_json())
+        tell_warnings(buf_cstr(&text));
+    else
+        (void)fprintf(stderr, "%s", buf_cstr(&text)); /* warnings */
     buf_clear(&text);
     if (c->help) {
         (void)gw_config_help(c, &text);

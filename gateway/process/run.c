@@ -414,7 +414,11 @@ int gw_run(struct gw_config *c, int argc, char **argv, char **envp)
     if (log_parse_level(c->log_level, &level)) log_set_level(level);
     int r = start_gateway(&u, c, &err);
     if (r < 0) {
-        (void)fprintf(stderr, "kvblend: %s\n", err.msg[0] ? err.msg : err_name(r));
+        const char *why = err.msg[0] ? err.msg : err_name(r);
+        if (log_is_json())
+            log_event(LOG_ERROR, "start", "error=\"%s\"", why);
+        else
+            (void)fprintf(stderr, "kvblend: %s\n", why);
         u.exit_status = 1;
     } else {
         r = http_loop_run(control(&u)->http_loop);

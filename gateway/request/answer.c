@@ -452,7 +452,7 @@ static void on_answer_end(void *ctx, int status)
         return;
     }
     bool late = status == -ETIMEDOUT || status == -ETIME;
-    log_event(LOG_WARN, "relay.broken", "request=%s target=%s error=%s bytes=%llu", q->id,
+    log_event(LOG_WARN, "relay.broken", "request_id=%s target=%s error=%s bytes=%llu", q->id,
               q->target_name, status ? err_name(status) : "no_end",
               (unsigned long long)q->ans.n_bytes);
     q->send.lease.error = status ? status : -ECONNRESET;

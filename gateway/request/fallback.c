@@ -86,7 +86,7 @@ bool gw_fallback_begin(struct gw_req *q)
     if (!key_allows(q, c->fallback_model ? c->fallback_model : gw_req_model(q)))
         return stays(q, GW_FALLBACK_FORBIDDEN,
                      "This API key's requests are not passed on to the fallback.");
-    log_event(LOG_INFO, "relay.fallback", "request=%s worker=%s field=%s upstream=%s", q->id,
+    log_event(LOG_INFO, "relay.fallback", "request_id=%s worker=%s field=%s upstream=%s", q->id,
               q->target_name, f->field, name);
     gw_stats_fallback(GW_FALLBACK_ASKED);
     keep_refusal(q);

@@ -343,7 +343,7 @@ bool gw_send_elsewhere(struct gw_req *q)
 void gw_send_failed(struct gw_req *q, int status, bool sent)
 {
     bool late = (status == -ETIMEDOUT && sent) || status == -ETIME;
-    log_event(LOG_WARN, "relay.lost", "request=%s target=%s error=%s retries=%u", q->id,
+    log_event(LOG_WARN, "relay.lost", "request_id=%s target=%s error=%s retries=%u", q->id,
               q->target_name, err_name(status), q->n_retries);
     mark_tried(q);
     q->send.lease.error = status;

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """etc/prometheus and etc/grafana: what rules and panels name is on the page of a gateway that runs, and each alert fires
-on what it is about (tests/data/alerts.yml). Page and rules are checked by promtool (Debian: prometheus), too.
+on what it is about (tests/data/alerts.yml). Page and rules are checked by promtool (Debian: prometheus), too. Logs as JSON.
 """
 import json
 import os
@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 
-from harness import KVBLEND, ROOT, WORKER, Missing, gateway, main, need, parse_metrics, tiny_model
+from harness import KVBLEND, ROOT, WORKER, Missing, Program, gateway, main, need, parse_metrics, tiny_model, until
 
 need(KVBLEND, WORKER)
 RULES = os.path.join(ROOT, "etc", "prometheus", "kvblend.rules.yml")
@@ -85,6 +85,44 @@ def test_processes_and_versions():
     for name in ("resident_memory_bytes", "cpu_seconds_total", "open_fds", "max_fds", "start_time_seconds"):
         whose = {s[1].get("worker"): s[2] for s in families["process_" + name][1]}
         assert set(whose) == {None, "0"} and all(v > 0 for v in whose.values()), (name, whose)
+
+
+def one_object(pairs):
+    assert len(dict(pairs)) == len(pairs), pairs  # no key twice
+    return dict(pairs)
+
+
+def test_logs_as_json():
+    """One switch for gateway and own worker: every line is an object with the same beginnings, whatever clients send."""
+    p = Program([KVBLEND, "--listen", "127.0.0.1:0", "--model", tiny_model()],
+                {"KVBLEND_LOG_FORMAT": "json", "KVBLEND_NO_SUCH_OPTION": 'a"b'})
+
+    def lines():
+        return [json.loads(x, object_pairs_hook=one_object) for x in p.log().split("\n")[:-1]]  # the last may be half written
+
+    def found(msg, **fields):
+        return [x for x in lines() if x["msg"] == msg and fields.items() <= x.items()]
+
+    with p:
+        p.port = until("it listens", lambda: found("gateway.listening"))[0]["port"]
+        until("it is ready", lambda: p.get("/ready").status == 200)
+        ids = ['mine\\x41', "b'{}[]:,=9", "level=error"]
+        for name in ids:
+            r = p.post("/v1/completions", {"prompt": "a", "max_tokens": 2}, headers={"x-request-id": name})
+            assert r.status == 200, r.body
+        for name in ids:
+            line, = until("the worker's line", lambda: found("request", request_id=name))
+            assert (line["component"], line["level"], line["status"], line["completion"]) == ("kvblend-worker", "info", 200, 2)
+        for line in lines():
+            assert list(line)[:4] == ["ts", "level", "component", "msg"], line
+            assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line["ts"]), line
+        assert {x["component"] for x in lines()} == {"kvblend", "kvblend-worker"}
+        assert "KVBLEND_NO_SUCH_OPTION" in found("config.warning", level="warn")[0]["text"]
+        taken = subprocess.run([KVBLEND, "--listen", f"127.0.0.1:{p.port}", "--upstream", "http://127.0.0.1:9", "--log-format",
+                                "json"], capture_output=True, text=True, env=p.env, timeout=60)
+        assert taken.returncode == 1
+        last = json.loads(taken.stderr.strip().split("\n")[-1])
+        assert (last["level"], last["msg"]) == ("error", "start") and str(p.port) in last["error"], last
 
 
 if __name__ == "__main__":

@@ -306,14 +306,15 @@ static void tell(const struct wk_guard *g, enum pol_guard_action a)
     const struct pol_guard_setting s = pol_guard_setting(&g->cfg, g->g.level);
     const enum log_level level = a == POL_GUARD_DOWN ? LOG_NOTICE : s.exact ? LOG_ERROR : LOG_WARN;
 
-    log_event(level,
-              a == POL_GUARD_DOWN ? "guard_lowered"
-              : s.exact           ? "guard_exact"
-                                  : "guard_raised",
-              "level=%u of=%u blending=%s strategy=%s ratio=%.3g shadows=%u kl=%.4g limit=%.4g "
-              "reuse_kl=%.4g agreement=%.3f",
-              g->g.level, pol_guard_top(&g->cfg), s.exact ? "off" : "on",
-              pol_strategy_name(s.strategy), s.ratio, v.count, v.kl, v.limit, v.reuse_kl, v.agree);
+    log_event(
+        level,
+        a == POL_GUARD_DOWN ? "guard_lowered"
+        : s.exact           ? "guard_exact"
+                            : "guard_raised",
+        "guard_level=%u of=%u blending=%s strategy=%s ratio=%.3g shadows=%u kl=%.4g limit=%.4g "
+        "reuse_kl=%.4g agreement=%.3f",
+        g->g.level, pol_guard_top(&g->cfg), s.exact ? "off" : "on", pol_strategy_name(s.strategy),
+        s.ratio, v.count, v.kl, v.limit, v.reuse_kl, v.agree);
 }
 
 static void conclude(struct wk_guard *g)
