@@ -4,6 +4,7 @@
 Each PROGRAM is run with --dump-options, which prints its table as JSON. Written to FOLDER for each: NAME.1, NAME.bash,
 NAME.fish; for a program with a configuration file also NAME.yaml.5; for all of them _kvblend (zsh).
 """
+import html
 import itertools
 import json
 import pathlib
@@ -80,7 +81,7 @@ def page(name, section, version, title, parts):
 
 
 def sentence(text):
-    text = text[0].upper() + text[1:]
+    text = text if "://" in text.split()[0] else text[0].upper() + text[1:]
     return text if text.endswith(".") else text + "."
 
 
@@ -135,11 +136,15 @@ def manual(p, version, others):
                 [("SYNOPSIS", synopsis(p)), ("DESCRIPTION", roff(p.about) + "\n"), ("COMMANDS", commands(p)), ("OPTIONS", items(shared)), ("SEE ALSO", see + "\n")])
 
 
+def by_section(options):
+    """(section, its options) of a file; what stands in none comes first."""
+    keys = sorted((o for o in options if o.key), key=lambda o: ("." in o.key, o.key.split(".")[0]))
+    return itertools.groupby(keys, key=lambda o: o.key.split(".")[0] if "." in o.key else "")
+
+
 def file_page(p, version):
-    """By sections of the file; what stands in none comes first."""
-    keys = sorted((o for o in p.options if o.key), key=lambda o: ("." in o.key, o.key.split(".")[0]))
     text = ""
-    for section, mine in itertools.groupby(keys, key=lambda o: o.key.split(".")[0] if "." in o.key else ""):
+    for section, mine in by_section(p.options):
         text += f".SS {section + ':' if section else 'top level'}\n"
         for o in mine:
             form = "true|false" if o.switch else o.form() or "TEXT"
@@ -148,6 +153,51 @@ def file_page(p, version):
              f"{p.name} \\-\\-check names every problem with its line. A flag goes before a variable, that before the file, and that before the default.")
     return page(p.name + ".yaml", 5, version, f"configuration file of {p.name}",
                 [("DESCRIPTION", intro + "\n"), ("KEYS", text), ("SEE ALSO", f"{bold(p.name)}(1)\n")])
+
+
+# ---- the reference of all settings, as a page ----
+
+REFERENCE = """# Configuration
+
+Every option of the gateway and of the worker, from the programs' own tables (`tests/e2e/test_references.py` makes this page
+and compares it). A flag goes before a variable, a variable before the file, the file before the default. `kvblend --check` names
+every problem of a configuration with its line; [etc/kvblend.yaml](../etc/kvblend.yaml) is a commented sample, [gateway.md](gateway.md)
+and [tiers.md](tiers.md) say what to choose. Sizes are `512MiB`, `4GiB`; times `250ms`, `30s`, `5m`, `1h`, `7d`.
+"""
+
+
+def cell(text):
+    return html.escape(str(text), quote=False).replace("|", "&#124;").replace("\n", " ")
+
+
+def code(text):
+    return f"<code>{cell(text)}</code>"  # a bar between backticks means different things to different readers
+
+
+def names(o, keyed):
+    """Flag, variable and (of a program with a file) key: the names that one setting goes by."""
+    value = f" {o.form()}" if o.takes() and o.form() else ""
+    key = f"{o.key}:" if keyed and o.key else ""
+    return "<br>".join(code(x) for x in (f"--{o.flag}{value}", o.variable, key) if x)
+
+
+def rows(options, keyed=True):
+    text = "| setting | default | meaning |\n|---|---|---|\n"
+    for o in options:
+        default = code(o.default) if o.default not in (None, "") else ""
+        more = (" It may be given several times." if o.repeatable else "") + (" A reload applies it." if o.live else "")
+        text += f"| {names(o, keyed)} | {default} | {cell(sentence(o.help))}{more} |\n"
+    return text
+
+
+def reference(gateway, worker):
+    """docs/configuration.md, of two programs."""
+    text = REFERENCE + (f"\n## {gateway.name}\n\nThe three names of a setting: its flag, its variable, and its key in the file, "
+                        "where a dot leads into a section.\n")
+    for section, mine in by_section(gateway.options):
+        text += f"\n### {section or 'top level'}\n\n{rows(mine)}"
+    text += f"\n### not in the file\n\n{rows([o for o in gateway.options if not o.key and o.flag != 'help'])}"
+    return text + f"\n## {worker.name}\n\nA flag, or its variable.\n\n{rows([o for o in worker.options if o.flag != 'help'], False)}"
 
 
 # ---- completions ----
