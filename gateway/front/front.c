@@ -10,6 +10,7 @@
 #include "gateway/fleet/view.h"
 #include "gateway/front/cors.h"
 #include "gateway/front/keys.h"
+#include "gateway/front/openapi.h"
 #include "gateway/front/reply.h"
 #include "gateway/front/ui.h"
 #include "gateway/process/config.h"
@@ -187,14 +188,14 @@ static const struct gw_route public_routes[] = {
     {"/models/", "GET", NULL, answer_model, GW_R_REST},
     {"/tokenize", "POST", "/tokenize", NULL, GW_R_JSON | GW_R_REPEAT},
     {"/detokenize", "POST", "/detokenize", NULL, GW_R_JSON | GW_R_REPEAT},
-    {"/segments", "GET, POST", "/v1/segments", NULL, GW_R_JSON | GW_R_WORKER | GW_R_REPEAT},
-    {"/segments/", "GET, POST, DELETE", "/v1/segments/", NULL,
-     GW_R_REST | GW_R_WORKER | GW_R_REPEAT},
+    {"/segments", "POST", "/v1/segments", NULL, GW_R_JSON | GW_R_WORKER | GW_R_REPEAT},
+    {"/segments/", "GET, DELETE", "/v1/segments/", NULL, GW_R_REST | GW_R_WORKER | GW_R_REPEAT},
     {"/health", "GET", NULL, answer_health, GW_R_OPEN},
     {"/ready", "GET", NULL, answer_ready, GW_R_OPEN},
     {"/metrics", "GET", NULL, gw_gather, GW_R_OPEN | GW_R_METRICS, metrics_gathered},
     {"/version", "GET", NULL, answer_version, GW_R_OPEN},
     {"/ping", "GET", NULL, answer_health, GW_R_OPEN},
+    {"/openapi.json", "GET", NULL, gw_openapi_answer, GW_R_OPEN},
     /* What upstreams compute; their key opens nothing else to clients. */
     {"/classify", "POST", "/v1/classify", NULL, COMPUTED},
     {"/pooling", "POST", "/v1/pooling", NULL, COMPUTED},

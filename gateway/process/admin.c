@@ -6,6 +6,7 @@
 #include "gateway/fleet/view.h"
 #include "gateway/front/reply.h"
 #include "gateway/front/keys.h"
+#include "gateway/front/openapi.h"
 #include "gateway/process/config.h"
 #include "gateway/process/gather.h"
 #include "gateway/process/own.h"
@@ -376,6 +377,7 @@ static void admin_boundaries(struct gw_req *q)
 }
 
 const struct gw_route gw_admin_routes[] = {
+    {"/admin/openapi.json", "GET", NULL, gw_openapi_answer, GW_R_ADMIN},
     {"/admin/status", "GET", NULL, gw_gather, GW_R_ADMIN, status_gathered},
     {"/admin/quality", "GET", NULL, gw_gather, GW_R_ADMIN, quality_gathered},
     {"/admin/mrc", "GET", NULL, gw_gather, GW_R_ADMIN, mrc_gathered},
