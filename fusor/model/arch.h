@@ -16,6 +16,12 @@ struct model_arch_experts {
     bool in_turns;      /* safetensors: gate and up rows take turns; MXFP4 is allowed */
     const char *router; /* safetensors; NULL: "mlp.gate.weight" */
 };
+struct model_arch_window { /* config.json */
+    unsigned size;         /* of a file without the key */
+    bool has_switch;       /* use_sliding_window says whether there is one, */
+    unsigned begin;        /* and max_window_layers from which layer on; this without the key */
+    bool by_types;         /* but layer_types must say which layers have it */
+};
 struct model_arch {
     const char *hf;   /* of "architectures" in config.json; NULL: GGUF alone */
     const char *gguf; /* of general.architecture; NULL: Hugging Face alone */
@@ -44,10 +50,7 @@ struct model_arch {
     const char *const *hf_norms; /* [4] tensors of MODEL_NORM_ATTN and on; NULL: as Llama's */
     const char *gguf_norm_ffn;   /* tensor of MODEL_NORM_FFN; NULL: as Llama's */
     enum kn_act act;
-    unsigned window;       /* config.json: of a file without the key */
-    bool window_switch;    /* config.json: use_sliding_window says whether there is one, */
-    unsigned window_begin; /* and max_window_layers from which layer on; this without the key */
-    bool window_by_types;  /* config.json: but layer_types must say which layers have it */
+    struct model_arch_window window; /* of local layers */
     unsigned
         local_every; /* n: layers are local but every n-th; 0: all are, where there is a window */
     unsigned nope_every;  /* every n-th layer does not rotate; 0: all do */

@@ -251,13 +251,13 @@ static int read_layer_bits(struct reader *d, struct model *m, json_t *j, uint8_t
     const unsigned L = m->cfg.L;
     json_t *types = per_layer(d, j, "layer_types", L);
     json_t *rotate = a->nope_every ? per_layer(d, j, "no_rope_layers", L) : NULL;
-    const unsigned begin = a->window_begin ? count(d, j, "max_window_layers", a->window_begin) : 0;
+    const unsigned begin = a->window.begin ? count(d, j, "max_window_layers", a->window.begin) : 0;
     const unsigned every =
         a->local_every ? count(d, j, "sliding_window_pattern", a->local_every) : L + 1;
     const unsigned still =
         a->nope_every ? count(d, j, "no_rope_layer_interval", a->nope_every) : L + 1;
     if (d->r < 0) return d->r;
-    if (a->window_by_types && m->cfg.window && !types)
+    if (a->window.by_types && m->cfg.window && !types)
         return err_set(d->err, -ENOTSUP, "has a sliding window without types of layers");
     if (every == 0 || still == 0)
         return err_set(d->err, -EBADMSG, "the pattern of its layers is damaged");
@@ -276,8 +276,8 @@ static int read_layers(struct reader *d, struct model *m, json_t *j)
 {
     const struct model_arch *a = m->arch;
     const bool absent = !json_object_get(j, "sliding_window");
-    const unsigned window = count(d, j, "sliding_window", absent ? a->window : 0);
-    const bool use = flag(d, j, "use_sliding_window", !a->window_switch);
+    const unsigned window = count(d, j, "sliding_window", absent ? a->window.size : 0);
+    const bool use = flag(d, j, "use_sliding_window", !a->window.has_switch);
     const unsigned L = m->cfg.L;
     m->cfg.window = use && window < m->cfg.ctx_max ? window : 0;
     if (d->r < 0 || L > MODEL_L_MAX) return d->r;
