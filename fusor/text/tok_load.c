@@ -129,21 +129,29 @@ enum tok_pre tok_spm_pre(const struct tok *t)
     return TOK_PRE_SPM;
 }
 
+static bool is_named(const struct tok *t, size_t i, const char *name)
+{
+    const struct tok_entry *e = &t->e[i];
+    return (e->type == TOK_T_CONTROL || e->type == TOK_T_USER) && strlen(name) == e->len &&
+           memcmp(name, tok_raw(t, (int32_t)i), e->len) == 0;
+}
+
+/* Where an answer may be several messages (harmony), what ends one is not the end of the answer. */
 void tok_mark_eog(struct tok *t)
 {
     static const char *const names[] = {
-        "<|eot_id|>",      "<|eom_id|>",      "<|im_end|>",    "<|end|>", "<|endoftext|>",
-        "<|end_of_text|>", "<|end_of_turn|>", "<end_of_turn>", "<|eot|>", "<EOT>",
+        "<|eot_id|>",      "<|eom_id|>",      "<|im_end|>",    "<|endoftext|>",
+        "<|end_of_text|>", "<|end_of_turn|>", "<end_of_turn>", "<|eot|>",
+        "<EOT>",           "<|return|>",      "<|call|>",
     };
+    bool messages = false;
     for (size_t i = 0; i < t->n_vocab; i++) {
-        struct tok_entry *e = &t->e[i];
-        if (e->type != TOK_T_CONTROL && e->type != TOK_T_USER) continue;
-        for (size_t k = 0; k < sizeof names / sizeof names[0]; k++) {
-            if (strlen(names[k]) != e->len || memcmp(names[k], tok_raw(t, (int32_t)i), e->len) != 0)
-                continue;
-            e->eog = true;
-        }
+        messages |= is_named(t, i, "<|return|>");
+        for (size_t k = 0; k < sizeof names / sizeof names[0]; k++)
+            t->e[i].eog |= is_named(t, i, names[k]);
     }
+    for (size_t i = 0; i < t->n_vocab; i++)
+        if (is_named(t, i, "<|end|>")) t->e[i].eog = !messages;
     if (t->eos >= 0) t->e[t->eos].eog = true;
     /* What ends or starts a text must never come from user text, so a file's other type is
      * overruled; unless the token is an ordinary one, which only a wrong id in the file can mean.

@@ -15,16 +15,19 @@ static void check_equal(const struct buf *a, const struct buf *b)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)
 {
-    static const char *const syntax[] = {"mistral-args", "mistral",      "phi4",
-                                         "granite",      "functools",    "functionary",
-                                         "hermes",       "function-tag", "llama3"};
+    static const char *const syntax[] = {"mistral-args", "mistral",     "phi4",   "granite",
+                                         "functools",    "functionary", "hermes", "function-tag",
+                                         "llama3",       "harmony"};
+    enum { SYNTAXES = sizeof syntax / sizeof *syntax };
     static const char *const tool[] = {"add"};
     static const struct ans_marks think = {"<think>", "</think>"};
     if (len < 2) return 0;
     const char *text = (const char *)data + 2;
     const size_t n = len - 2, step = 1 + data[1] / 8;
-    const struct ans_how how = {.syntax = ans_syntax_named(syntax[data[0] % 9]),
-                                .thoughts = &think,
+    const struct ans_syntax *s = ans_syntax_named(syntax[data[0] % SYNTAXES]);
+    const struct ans_how how = {.syntax = s,
+                                .thoughts = s->messages ? &s->messages->thoughts : &think,
+                                .messages = s->messages,
                                 .tool = tool,
                                 .n_tool = 1,
                                 .thinking = data[1] & 1,

@@ -8,7 +8,10 @@
 #include <errno.h>
 #include <string.h>
 
-enum { NAME_BYTES_MAX = 128 }; /* of a tool, as a model may spell it */
+enum {
+    NAME_BYTES_MAX = 128,  /* of a tool, as a model may spell it */
+    HEADER_BYTES_MAX = 256 /* of a message; chosen: such a name and the format's own words */
+};
 enum state {
     S_TEXT,  /* content */
     S_THINK, /* reasoning */
@@ -20,6 +23,7 @@ enum state {
     S_NEXT,    /* behind a call of a list */
     S_TAG,     /* between tags */
     S_TAGGED,  /* a value */
+    S_HEADER   /* of a message */
 };
 enum member { M_FIRST, M_KEY, M_IN_KEY, M_COLON, M_VALUE, M_IN_VALUE, M_BEHIND }; /* S_OBJECT */
 enum field { F_OTHER, F_NAME, F_ARGS, F_FUNCTION };
@@ -48,6 +52,9 @@ void ans_init(struct ans *a, const struct ans_how *how)
     a->opened = how->calling;
     a->strip = how->thinking || how->calling;
     a->state = how->calling ? S_BEGIN : how->thinking ? S_THINK : S_TEXT;
+    if (!how->messages || (how->thinking && !how->calling)) return;
+    a->state = S_HEADER;
+    if (how->calling) (void)buf_adds(&a->held, how->syntax->open);
 }
 
 void ans_fini(struct ans *a)
@@ -101,14 +108,20 @@ static void put_held(struct ans *a, size_t n)
 static const char *held_mark(const struct ans *a, bool *ret_whole)
 {
     const struct ans_how *h = &a->how;
-    const bool text = a->state == S_TEXT, calls = text && h->syntax;
+    const struct ans_messages *m = h->messages;
+    const bool text = a->state == S_TEXT && !m, calls = text && h->syntax;
     const bool first = text && a->content.len == 0 && a->reasoning.len == 0 && a->n_call == 0;
     const char *const marks[] = {calls ? h->syntax->open : NULL,
                                  calls && a->behind ? h->syntax->close : NULL,
                                  calls ? h->syntax->around[0] : NULL,
                                  calls && a->behind ? h->syntax->around[1] : NULL,
                                  first && h->thoughts ? h->thoughts->open : NULL,
-                                 a->state == S_THINK ? h->thoughts->close : NULL};
+                                 a->state == S_THINK && !m ? h->thoughts->close : NULL,
+                                 m ? m->start : NULL,
+                                 m ? m->channel : NULL,
+                                 m ? m->end[0] : NULL,
+                                 m ? m->end[1] : NULL,
+                                 m ? m->end[2] : NULL};
 
     for (size_t i = 0; i < sizeof marks / sizeof *marks; i++) {
         if (!marks[i] || strncmp(marks[i], a->held.data, a->held.len) != 0) continue;
@@ -123,6 +136,13 @@ static void take_mark(struct ans *a, const char *mark)
     const bool opens = a->state == S_TEXT && a->how.syntax && mark == a->how.syntax->open;
     const bool behind = a->state == S_TEXT && a->n_call > 0;
 
+    const struct ans_messages *m = a->how.messages;
+
+    if (m && (mark == m->start || mark == m->channel)) { /* still held */
+        a->state = S_HEADER;
+        empty(a, &a->space);
+        return;
+    }
     if (opens) { /* still held, with the space before it */
         a->state = S_BEGIN;
         a->opened = true;
@@ -698,6 +718,64 @@ static void take_begin(struct ans *a, char c)
     }
 }
 
+/* ---- messages ---- */
+static bool begins_alike(const struct buf *held, const char *s)
+{
+    const size_t n = strlen(s);
+
+    return memcmp(held->data, s, held->len < n ? held->len : n) == 0;
+}
+
+/* Is what is held (the beginning of) a header? The first may go on behind the name of a role. */
+static bool may_be_header(const struct ans *a)
+{
+    const struct ans_messages *m = a->how.messages;
+
+    if (a->held.len > HEADER_BYTES_MAX) return false;
+    if (begins_alike(&a->held, m->start) || begins_alike(&a->held, m->channel)) return true;
+    return a->held.data[0] == ' ' &&
+           (a->held.len == 1 || strncmp(a->held.data + 1, m->to, a->held.len - 1) == 0 ||
+            (a->held.len > strlen(m->to) && memcmp(a->held.data + 1, m->to, strlen(m->to)) == 0));
+}
+
+/* A message of content or thoughts, parted from the one before it. */
+static void begin_message(struct ans *a, bool thought)
+{
+    a->state = thought ? S_THINK : S_TEXT;
+    empty(a, &a->held);
+    empty(a, &a->space);
+    a->strip = true;
+    if ((thought ? &a->reasoning : &a->content)->len > 0) (void)buf_adds(&a->space, "\n\n");
+}
+
+static void take_header(struct ans *a, char c)
+{
+    const struct ans_messages *m = a->how.messages;
+    const size_t n = strlen(m->body);
+
+    if (buf_status(&a->held) < 0) {
+        a->status = -ENOMEM;
+        return;
+    }
+    if (!may_be_header(a)) {
+        fail(a, c);
+        return;
+    }
+    if (a->held.len < n || memcmp(a->held.data + a->held.len - n, m->body, n) != 0) return;
+    const size_t len = a->held.len - n;
+    const char *to = memmem(a->held.data, len, m->to, strlen(m->to));
+
+    begin_call(a);
+    for (to += to ? strlen(m->to) : 0; to && is_name_char(*to); to++)
+        (void)buf_addc(&a->name, *to);
+    a->opened = a->has_name = a->named = true;
+    if (a->how.syntax && may_call(a))
+        a->state = S_BETWEEN;
+    else
+        begin_message(a,
+                      a->how.thoughts && memmem(a->held.data, len, m->thought, strlen(m->thought)));
+}
+
 static void take_behind(struct ans *a, char c)
 {
     if (is_space(c)) return;
@@ -716,7 +794,7 @@ int ans_push(struct ans *a, const char *text, size_t len)
         [S_TEXT] = take_text,     [S_THINK] = take_text,      [S_BEGIN] = take_begin,
         [S_NAME] = take_name,     [S_BETWEEN] = take_between, [S_ARGS] = take_args,
         [S_OBJECT] = take_object, [S_NEXT] = take_behind,     [S_TAG] = take_tag,
-        [S_TAGGED] = take_tagged};
+        [S_TAGGED] = take_tagged, [S_HEADER] = take_header};
 
     for (size_t i = 0; i < len; i++) {
         if (a->state > S_THINK && a->state != S_ARGS && a->state != S_TAGGED)
@@ -729,7 +807,12 @@ int ans_push(struct ans *a, const char *text, size_t len)
 /* A call that was cut is one as soon as it is known whose. */
 static void end_held(struct ans *a, bool calls_only)
 {
-    if (!a->certain && a->opened && a->has_name && a->state > S_BEGIN)
+    const struct ans_messages *m = a->how.messages;
+    const size_t n = a->held.len;
+
+    if (a->state == S_HEADER) { /* of no text, but where it may as well be one */
+        if (n < strlen(m->start) && !calls_only) put_held(a, n);
+    } else if (!a->certain && a->opened && a->has_name && a->state > S_BEGIN)
         make_certain(a);
     else if (!calls_only && (!a->certain || a->state == S_BEGIN))
         put_held(a, a->held.len);
@@ -780,11 +863,14 @@ bool ans_is_mark(const struct ans_how *how, const char *text, size_t len)
     const struct ans_syntax *s = how->syntax;
     const struct ans_marks *t = how->thoughts;
     const struct ans_tags *g = s ? s->tags : NULL;
+    const struct ans_messages *m = how->messages;
     const char *const marks[] = {
         s ? s->open : NULL,      s ? s->close : NULL,     s ? s->after_name : NULL,
         s ? s->before_id : NULL, s ? s->around[0] : NULL, s ? s->around[1] : NULL,
         g ? g->key : NULL,       g ? g->key_end : NULL,   g ? g->value : NULL,
-        g ? g->value_end : NULL, t ? t->open : NULL,      t ? t->close : NULL};
+        g ? g->value_end : NULL, t ? t->open : NULL,      t ? t->close : NULL,
+        m ? m->start : NULL,     m ? m->channel : NULL,   m ? m->body : NULL,
+        m ? m->end[0] : NULL,    m ? m->end[1] : NULL,    m ? m->end[2] : NULL};
 
     for (size_t i = 0; len > 0 && i < sizeof marks / sizeof *marks; i++)
         if (marks[i] && memmem(marks[i], strlen(marks[i]), text, len)) return true;

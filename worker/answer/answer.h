@@ -21,6 +21,19 @@ struct ans_tags {
     const char *key, *key_end, *value, *value_end;
     const char *end; /* of the call */
 };
+struct ans_marks { /* around thoughts */
+    const char *open, *close;
+};
+/* An answer that is messages, one after the other: HEADER body TEXT end. The prompt has begun the
+ * first header. */
+struct ans_messages {
+    const char *start, *channel; /* either begins a header */
+    const char *to;              /* in a header, before a tool's name: the text is its arguments */
+    const char *thought;         /* a header with this word is a thought's */
+    const char *body, *end[3];
+    struct ans_marks thoughts; /* a thought, spelt out */
+    const char *answer;        /* what begins one that is content */
+};
 struct ans_syntax {
     const char *name;
     const char *args;            /* the arguments' key in a call's JSON */
@@ -32,9 +45,10 @@ struct ans_syntax {
     const char *prose;           /* instead of a name: what follows is content; NULL: nothing is */
     const char *around[2];       /* before the first call and behind the last; NULL: nothing */
     const struct ans_tags *tags; /* NULL: arguments are JSON */
-    bool list;                   /* calls are one JSON array */
-    bool short_ids;              /* its template takes ids of nine letters and digits only */
-    bool bare;                   /* models mostly leave `open` out */
+    const struct ans_messages *messages; /* NULL: the answer is one text */
+    bool list;                           /* calls are one JSON array */
+    bool short_ids; /* its template takes ids of nine letters and digits only */
+    bool bare;      /* models mostly leave `open` out */
 };
 /* By a template's source: the syntax that its text shows; NULL: none that is known. */
 const struct ans_syntax *ans_syntax_of(const char *jinja);
@@ -42,15 +56,13 @@ const struct ans_syntax *ans_syntax_named(const char *name); /* NULL: there is n
 /* What prompts explain where a template cannot. */
 const struct ans_syntax *ans_syntax_generic(void);
 
-struct ans_marks { /* around thoughts */
-    const char *open, *close;
-};
 /* Those that a template's source shows; NULL: its model does not think aloud. */
 const struct ans_marks *ans_thoughts_of(const char *jinja);
 
 struct ans_how {
-    const struct ans_syntax *syntax;  /* NULL: the text has no calls */
-    const struct ans_marks *thoughts; /* NULL: nor thoughts */
+    const struct ans_syntax *syntax;     /* NULL: the text has no calls */
+    const struct ans_marks *thoughts;    /* NULL: nor thoughts: they are content */
+    const struct ans_messages *messages; /* NULL: it is one text */
     const char *const *tool; /* names, borrowed: JSON that nothing opens is a call to one of them */
     size_t n_tool;
     /* Is the tool's parameter a text, whatever it looks like? Of arguments between tags; NULL: what

@@ -18,11 +18,27 @@ static const struct ans_tags xml = {.call = "<function=",
                                     .value_end = "</arg_value>",
                                     .end = "</tool_call>"};
 
+static const struct ans_messages harmony = {
+    .start = "<|start|>",
+    .channel = "<|channel|>",
+    .to = "to=functions.",
+    .thought = "analysis",
+    .body = "<|message|>",
+    .end = {"<|end|>", "<|call|>", "<|return|>"},
+    .thoughts = {"<|channel|>analysis<|message|>", "<|end|>"},
+    .answer = "<|channel|>final<|message|>"};
+
 /* The first whose texts all stand in the template is the template's; without any: by name only. */
 static const struct known {
     const char *says[3];
     struct ans_syntax is;
 } known[] = {
+    {{"<|channel|>", "functions.", "<|call|>"},
+     {.name = "harmony",
+      .args = "arguments",
+      .open = "<|channel|>commentary to=functions.",
+      .after_name = " <|constrain|>json<|message|>",
+      .messages = &harmony}},
     {{"[TOOL_CALLS]", "[ARGS]"},
      {.name = "mistral-args",
       .args = "arguments",

@@ -304,10 +304,13 @@ static int open_bound(const struct worker *w, const struct api_req *r, bool form
     return rc;
 }
 
-/* Where prose may stand behind what opens a call, the model is left to itself. */
+/* Where prose may stand behind what opens a call, and where control tokens stand behind the name,
+ * the model is left to itself. */
 static bool may_enforce(const struct worker *w, const struct api_tools *t)
 {
-    return may_call(t) && (t->choice == API_TOOLS_MUST || !w->speech.calls->prose);
+    const struct ans_syntax *s = w->speech.calls;
+
+    return may_call(t) && (t->choice == API_TOOLS_MUST || (!s->prose && !s->messages));
 }
 
 /* A call that a grammar cannot say is still a call where nobody asks for more. */

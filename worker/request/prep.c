@@ -391,9 +391,9 @@ static bool ends_with(const struct buf *text, const char *end)
     return m > 0 && n >= m && memcmp(text->data + n - m, end, m) == 0;
 }
 
-/* An answer that must be a call begins with what opens one, and one of a form with no thought; for
- * that the prompt's end must be known. What the prompt ends with of a message's own is the
- * sender's. */
+/* An answer that must be a call begins with what opens one, and one of a form with no thought, or
+ * as a message of content; for that the prompt's end must be known. What the prompt ends with of a
+ * message's own is the sender's. */
 static int render(struct preparing *x)
 {
     const struct wk_prepare *q = x->q;
@@ -407,11 +407,14 @@ static int render(struct preparing *x)
     p->thinking = s->thoughts && ends_with(&p->chat.text, s->thoughts->open);
     p->calling = s->calls && ends_with(&p->chat.text, s->calls->open);
     const bool must = q->r->tools.choice == API_TOOLS_MUST && !p->calling;
-    const bool thought = p->thinking && (must || q->r->format.kind != API_FORMAT_NONE);
-    if (!must && !thought) return 0;
+    const bool form = q->r->format.kind != API_FORMAT_NONE, thought = p->thinking && (must || form);
+    const struct ans_messages *m = s->calls ? s->calls->messages : NULL;
+    const bool answer = m && form && !must;
+    if (!must && !thought && !answer) return 0;
     if (thought) buf_addf(&lead, "\n%s\n\n", s->thoughts->close);
     if (must && s->calls->around[0]) buf_adds(&lead, s->calls->around[0]);
     if (must && !s->calls->bare) buf_adds(&lead, s->calls->open);
+    if (answer) buf_adds(&lead, m->answer);
     p->calling = p->calling || must;
     p->thinking = false;
     const char *text = buf_cstr(&lead);

@@ -15,7 +15,7 @@ void wk_speech_of(struct worker *w)
     s->calls = strstr(source, "tools") ? ans_syntax_of(source) : NULL;
     s->explained = !s->calls;
     if (s->explained) s->calls = ans_syntax_generic();
-    s->thoughts = ans_thoughts_of(source);
+    s->thoughts = s->calls->messages ? &s->calls->messages->thoughts : ans_thoughts_of(source);
 }
 
 /* Its name in the tool's schema has no other type. */
@@ -49,6 +49,7 @@ struct ans_how wk_answer_how(const struct worker *w, const struct api_req *r)
 
     return (struct ans_how){.syntax = calls ? w->speech.calls : NULL,
                             .thoughts = r->chat && r->thoughts_apart ? w->speech.thoughts : NULL,
+                            .messages = r->chat ? w->speech.calls->messages : NULL,
                             .tool = r->tools.name,
                             .n_tool = bare ? r->tools.n_name : 0,
                             .is_text = parameter_is_text,
@@ -58,7 +59,7 @@ struct ans_how wk_answer_how(const struct worker *w, const struct api_req *r)
 
 bool wk_answer_is_parsed(const struct ans_how *how)
 {
-    return how->syntax || how->thoughts;
+    return how->syntax || how->thoughts || how->messages;
 }
 
 /* ---- in the prompt's words ---- */

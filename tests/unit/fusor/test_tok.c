@@ -788,6 +788,34 @@ TEST(chat_template_file_wins)
     drop_dir(dir);
 }
 
+static void rename_all(char *json, const char *from, const char *to)
+{
+    ASSERT_EQ(strlen(from), strlen(to));
+    for (char *at = json; (at = strstr(at, from)); at += strlen(to))
+        memcpy(at, to, strlen(to));
+}
+
+/* `<|end|>` ends a turn, but not an answer of several messages, which `<|return|>` ends. */
+TEST(what_ends_a_message_may_not_end_the_answer)
+{
+    char dir[] = "/tmp/kvblend-tok-XXXXXX";
+    size_t len;
+    char *json = slurp(test_data("tokenizers/hf/o200k/tokenizer.json"), &len);
+    ASSERT_TRUE(json && mkdtemp(dir) != NULL);
+    rename_all(json, "\"<extra>\"", "\"<|end|>\"");
+    for (unsigned messages = 0; messages < 2; messages++) {
+        struct tok *t = NULL;
+        if (messages) rename_all(json, "<|im_end|>", "<|return|>");
+        write_file(dir, "tokenizer.json", json, len);
+        ASSERT_OK(tok_open_path(dir, &t, NULL));
+        ASSERT_TRUE(tok_is_eog(t, 3));
+        ASSERT_EQ(tok_is_eog(t, 1100), !messages);
+        tok_close(t);
+    }
+    mem_free(json);
+    drop_dir(dir);
+}
+
 /* Damaged files: any answer but a crash. */
 TEST(damaged_files_do_no_harm)
 {

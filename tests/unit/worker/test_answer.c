@@ -24,8 +24,11 @@ static bool text_of_add(const void *of, const char *tool, const char *parameter)
 static void start(struct ans *a, const struct sample *s)
 {
     static const struct ans_marks think = {"<think>", "</think>"};
-    const struct ans_how how = {.syntax = s->syntax ? ans_syntax_named(s->syntax) : NULL,
-                                .thoughts = &think,
+    const struct ans_syntax *syntax = s->syntax ? ans_syntax_named(s->syntax) : NULL;
+    const struct ans_messages *messages = syntax ? syntax->messages : NULL;
+    const struct ans_how how = {.syntax = syntax,
+                                .thoughts = messages ? &messages->thoughts : &think,
+                                .messages = messages,
                                 .tool = tools,
                                 .n_tool = 2,
                                 .is_text = text_of_add,
@@ -127,6 +130,49 @@ static const struct sample samples[] = {
     {"functionary", ">>>all\nSure.\n>>>add\n{\"a\": 1}", "|Sure.|add({\"a\": 1})"},
     {"functionary", "add\n{\"a\": 1}", "||add({\"a\": 1})", .calling = true},
     {"functionary", "all\nHello.", "|Hello.|", .calling = true},
+    /* messages */
+    {"harmony",
+     "<|channel|>analysis<|message|>Two and\ntwo. <|end|><|start|>assistant<|channel|>final"
+     "<|message|>Four.<|return|>",
+     "Two and\ntwo.|Four.|"},
+    {"harmony",
+     "<|channel|>analysis<|message|>Look.<|end|><|start|>assistant<|channel|>commentary"
+     "<|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=functions.add "
+     "<|constrain|>json<|message|>{\"a\": {}}<|call|>",
+     "Look.|I look.|add({\"a\": {}})"},
+    {"harmony", " to=functions.get_weather<|channel|>commentary json<|message|>{\"a\":\"<|end|>\"}",
+     "||get_weather({\"a\":\"<|end|>\"})"},
+    {"harmony",
+     "<|channel|>commentary to=functions.f<|message|> {}<|call|><|start|>assistant"
+     "<|channel|>analysis to=functions.g code<|message|>{\"x\":1}",
+     "||f({})g({\"x\":1})"},
+    {"harmony",
+     "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|> b"
+     "<|end|><|start|>assistant<|channel|>commentary<|message|>c<|end|><|start|>assistant"
+     "<|channel|>final<|message|>d\n\ne",
+     "a\n\nb|c\n\nd\n\ne|"},
+    {"harmony", "<|channel|>analysis<|message|>cut", "cut||"},
+    {"harmony", "<|channel|>analysis<|message|>cut <|end|><|start|>assis", "cut||"},
+    {"harmony", "<|channel|>fin", "||"},
+    {"harmony", "<|channel|>commentary to=functions.add <|constrain|>json<|message|>{\"a",
+     "||add({\"a)~"},
+    {"harmony", "<|channel|>commentary to=functions.add <|constrain|>json<|message|>", "||add()~"},
+    {"harmony", "<|channel|>commentary to=functions.add <|constrain|>json<|message|>no",
+     "|<|channel|>commentary to=functions.add <|constrain|>json<|message|>no|"},
+    {"harmony", "<|channel|>commentary to=functions.<|message|>none", "|none|"},
+    {"harmony", "<|channel|>commentary to=python code<|message|>1 + 1", "|1 + 1|"},
+    {"harmony", "Plain <| text <|chan<|", "|Plain <| text <|chan<||"},
+    {"harmony", "{\"a\": 1}", "|{\"a\": 1}|"},
+    {"harmony", " to be", "| to be|"},
+    {"harmony", "<", "|<|"},
+    {"harmony", "<|start|>assistant<|channel|>final<|message|>x", "|x|"},
+    {"harmony", "thought<|end|><|start|>assistant<|channel|>final<|message|>x", "thought|x|",
+     .thinking = true},
+    {"harmony", "add <|constrain|>json<|message|>{\"a\": 1}", "||add({\"a\": 1})", .calling = true},
+    {"harmony",
+     "<|channel|>commentary to=functions.f<|message|>{}<|end|><|start|>assistant<|channel|>"
+     "commentary to=functions.g<|message|>{}",
+     "||f({})", .max_calls = 1},
     /* marks around all calls */
     {"deepseek",
      "Hm.\n\n" DS("calls▁begin") DS("call▁begin") "function" DS(
@@ -250,13 +296,19 @@ TEST(any_mixture_grows_and_does_not_depend_on_cuts)
                                         "<parameter=text>",
                                         "<parameter=a>",
                                         "</parameter>",
-                                        "</function>"};
-    static const char *const syntax[] = {"hermes", "mistral-args", "functionary", "llama3",
-                                         "qwen-coder"};
+                                        "</function>",
+                                        "<|start|>",
+                                        "<|channel|>",
+                                        "analysis",
+                                        " to=functions.",
+                                        "<|message|>",
+                                        "<|end|>"};
+    static const char *const syntax[] = {"hermes", "mistral-args", "functionary",
+                                         "llama3", "qwen-coder",   "harmony"};
     uint64_t seed = 11;
 
     for (unsigned round = 0; round < 20000; round++) {
-        const struct sample s = {.syntax = syntax[round % 5],
+        const struct sample s = {.syntax = syntax[round % 6],
                                  .thinking = test_rand(&seed) % 8 == 0,
                                  .max_calls = test_rand(&seed) % 3};
         struct buf text = BUF_INIT;
@@ -334,6 +386,7 @@ TEST(templates_show_their_syntax)
                 {"tool-phi4", "phi4", false},
                 {"tool-deepseek-r1", "deepseek", true},
                 {"tool-glm4", NULL, false},
+                {"tool-typescript", "harmony", false},
                 {"tool-qwen3-coder", "qwen-coder", false}};
 
     for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
@@ -366,6 +419,52 @@ TEST(control_tokens_of_a_syntax_are_known)
     ASSERT_TRUE(ans_is_mark(&how, "[ARGS]", 6));
     ASSERT_TRUE(!ans_is_mark(&how, "[INST]", 6));
     ASSERT_TRUE(!ans_is_mark(&how, "<think>", 7));
+}
+
+/* Without calls and without thoughts apart, all messages are content. */
+TEST(messages_without_calls_and_thoughts)
+{
+    static const char text[] =
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>"
+        "commentary to=functions.add<|message|>{}<|end|><|start|>assistant"
+        "<|channel|>final<|message|>4<|return|>";
+    const struct ans_messages *m = ans_syntax_named("harmony")->messages;
+    struct ans_how how = {.messages = m, .thoughts = &m->thoughts};
+
+    for (unsigned i = 0; i < 2; i++) {
+        struct ans a;
+        ans_init(&a, &how);
+        ASSERT_EQ(ans_push(&a, text, sizeof text - 1), 0);
+        ASSERT_EQ(ans_end(&a, false), 0);
+        char *got = show(&a);
+        ASSERT_STREQ(got, i ? "|Hm.\n\n{}\n\n4|" : "Hm.|{}\n\n4|");
+        mem_free(got);
+        ans_fini(&a);
+        how.thoughts = NULL;
+    }
+    ASSERT_TRUE(ans_is_mark(&how, "<|start|>", 9) && ans_is_mark(&how, "<|message|>", 11));
+    ASSERT_TRUE(ans_is_mark(&how, "<|channel|>", 11) && ans_is_mark(&how, "<|end|>", 7));
+}
+
+/* What begins like a header and never ends is content, in bounded memory. */
+TEST(a_header_without_end_is_content)
+{
+    const struct sample s = {.syntax = "harmony"};
+    struct ans a;
+    struct buf want = BUF_INIT;
+
+    start(&a, &s);
+    ASSERT_EQ(buf_adds(&want, "<|channel|>"), 0);
+    for (unsigned i = 0; i < 4096; i++) {
+        ASSERT_EQ(buf_addc(&want, 'x'), 0);
+        ASSERT_TRUE(a.held.len <= 256);
+        ASSERT_EQ(ans_push(&a, i ? "x" : "<|channel|>x", i ? 1 : 12), 0);
+    }
+    ASSERT_EQ(ans_end(&a, false), 0);
+    ASSERT_EQ(a.content.len, want.len);
+    ASSERT_MEMEQ(a.content.data, want.data, want.len);
+    buf_fini(&want);
+    ans_fini(&a);
 }
 
 /* Where a grammar lets nothing but calls be written, what is cut before a name is no text. */

@@ -393,7 +393,7 @@ TEST(a_free_answer_is_calls_or_has_the_form)
     tok_close(t);
 }
 
-TEST(arguments_between_tags_have_their_schemas)
+TEST(arguments_of_any_syntax_have_their_schemas)
 {
     static const struct {
         const char *syntax, *text, *args; /* args NULL: its last byte may not come */
@@ -411,6 +411,10 @@ TEST(arguments_between_tags_have_their_schemas)
         {"qwen-coder", "<function=f><parameter=n>7</parameter><parameter=e>c", NULL},
         {"glm", "f\n<arg_key>n</arg_key>\n<arg_value>7</arg_value>\n</tool_call>", "{\"n\": 7}"},
         {"glm", "f\n</", NULL},
+        /* and behind a header */
+        {"harmony", "f <|constrain|>json<|message|>{\"n\": 7}", "{\"n\": 7}"},
+        {"harmony", "f<", NULL},
+        {"harmony", "f <|constrain|>json<|message|>{\"n\": 8", NULL},
     };
     struct tok *t = open_tok();
     struct kit k;

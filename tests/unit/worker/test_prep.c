@@ -637,6 +637,16 @@ TEST(a_call_that_must_be_is_opened_by_the_prompt)
     must(&k, "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}");
     ASSERT_STREQ(buf_cstr(&k.p.chat.text), "x<think>\n0<think>\n");
     ASSERT_TRUE(!k.p.calling && k.p.thinking);
+    k.w.speech.calls = ans_syntax_named("harmony"); /* a form is a message that is content */
+    k.w.speech.thoughts = &k.w.speech.calls->messages->thoughts;
+    must(&k, body);
+    ASSERT_STREQ(buf_cstr(&k.p.chat.text),
+                 "x<think>\n1<think>\n<|channel|>commentary to=functions.");
+    ASSERT_TRUE(k.p.calling && !k.p.thinking);
+    must(&k, "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"guided_regex\":\"a\"}");
+    ASSERT_STREQ(buf_cstr(&k.p.chat.text), "x<think>\n0<think>\n<|channel|>final<|message|>");
+    ASSERT_TRUE(!k.p.calling && !k.p.thinking);
+    k.w.speech = (struct wk_speech){.calls = ans_syntax_named("mistral"), .thoughts = &think};
     must(&k, "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"guided_regex\":\"a\"}");
     ASSERT_STREQ(buf_cstr(&k.p.chat.text), "x<think>\n0<think>\n\n</think>\n\n");
     ASSERT_TRUE(!k.p.calling && !k.p.thinking); /* the form is the answer's, not a thought's */
