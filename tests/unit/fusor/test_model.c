@@ -503,6 +503,8 @@ static const struct {
 } refusals[] = {
     {"llama2", "{\"architectures\":[\"GemmaForCausalLM\"]}", -ENOTSUP,
      "architecture \"GemmaForCausalLM\""},
+    {"llama2", "{\"architectures\":[\"Llama4ForCausalLM\"]}", -ENOTSUP, /* chunks, not windows */
+     "architecture \"Llama4ForCausalLM\""},
     {"llama2", "{\"architectures\":null}", -EBADMSG, "\"architectures\" is missing"},
     {"llama2", "{\"hidden_act\":\"gelu\"}", -ENOTSUP, "activation \"gelu\""},
     {"llama2", "{\"mlp_bias\":true}", -ENOTSUP, "mlp_bias"},
@@ -874,6 +876,9 @@ TEST(gguf_refused_by_name)
     struct gguf_build g = {0};
     build(&g, "gemma", "");
     gguf_refused(&g, -ENOTSUP, "architecture \"gemma\"");
+    g = (struct gguf_build){0};
+    build(&g, "llama4", "");
+    gguf_refused(&g, -ENOTSUP, "architecture \"llama4\"");
     g = (struct gguf_build){0};
     build(&g, "llama", "");
     gb_kv_str(&g, "llama.rope.scaling.type", "longrope");
