@@ -21,6 +21,15 @@ void wk_random(void *to, size_t n)
         ((unsigned char *)to)[i] = (unsigned char)(t >> (i % 8 * 8));
 }
 
+void wk_reply_id(const char *kind, char ret[WK_REPLY_ID_BYTES])
+{
+    uint64_t r[2];
+
+    wk_random(r, sizeof r);
+    (void)snprintf(ret, WK_REPLY_ID_BYTES, "%.12s-%016llx%016llx", kind, (unsigned long long)r[0],
+                   (unsigned long long)r[1]);
+}
+
 void wk_call_id(const char *sent, char ret[WK_ID_BYTES])
 {
     size_t n = sent ? strlen(sent) : 0;

@@ -42,6 +42,9 @@ struct wk_call {
     struct wk_call_trace trace;
 };
 void wk_random(void *to, size_t n); /* for ids and seeds; never fails */
+/* "KIND-" and 32 digits, of which no two are alike. */
+enum { WK_REPLY_ID_BYTES = 48 };
+void wk_reply_id(const char *kind, char ret[WK_REPLY_ID_BYTES]);
 /* The client's x-request-id when it is printable ASCII of a sane length, else one of ours. */
 void wk_call_id(const char *sent, char ret[WK_ID_BYTES]);
 int wk_call_create(struct worker *w, struct http_req *r, struct wk_call **ret);

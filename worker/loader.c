@@ -240,10 +240,11 @@ static void log_embedder(const struct worker *w)
     const struct kn_info *d = kn_info(wk_device(w));
 
     log_event(LOG_NOTICE, "model_loaded",
-              "name=%s arch=%s layers=%u ctx=%u width=%u pooling=%s normalized=%d device=\"%s\" "
+              "name=%s arch=%s layers=%u ctx=%u width=%u pooling=%s normalized=%d scores=%d "
+              "device=\"%s\" "
               "gemm=%s isa=%s threads=%u seconds=%.2f",
               w->model_name, i->arch, i->L, i->ctx_max, i->D, enc_pool_name(i->pool), i->normalize,
-              d->device, d->gemm, d->isa, d->n_threads, w->loader.seconds);
+              i->scores, d->device, d->gemm, d->isa, d->n_threads, w->loader.seconds);
 }
 
 static void log_loaded(struct worker *w)

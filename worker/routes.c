@@ -74,6 +74,7 @@ static void get_version(struct worker *w, struct wk_call *c, const char *rest)
 /* What its model was made for, and all that it can do. */
 static const char *tasks_of(const struct worker *w)
 {
+    if (wk_embedder_scores(w->embedder)) return "\"task\":\"rerank\",\"tasks\":[\"rerank\"]";
     if (w->embedder) return "\"task\":\"embed\",\"tasks\":[\"embed\"]";
     if (!wk_reranker_can(w)) return "\"task\":\"generate\",\"tasks\":[\"generate\"]";
     return wk_reranker_is_meant(w) ? "\"task\":\"rerank\",\"tasks\":[\"rerank\",\"generate\"]"
@@ -119,13 +120,21 @@ static void get_model(struct worker *w, struct wk_call *c, const char *rest)
 }
 
 /* ---- the table ---- */
-/* What a worker serves whose model gives embeddings is marked: R_EMBED it alone, R_BOTH any. */
+/* Generating models and cross-encoders. */
+static void post_pairs(struct worker *w, struct wk_call *c, const char *rest)
+{
+    (w->embedder ? wk_score_post : wk_rank_post)(w, c, rest);
+}
+
+/* What a worker serves that generates nothing is marked: R_EMBED by one that gives vectors alone,
+ * R_PAIRS by a cross-encoder, too, R_BOTH by any. */
 enum {
     R_OPEN = 1,  /* no key */
     R_EARLY = 2, /* before the model is there */
     R_REST = 4,
     R_EMBED = 8,
-    R_BOTH = 16
+    R_BOTH = 16,
+    R_PAIRS = 32
 };
 static const struct wk_route routes[] = {
     {"/chat/completions", "POST", "chat", 0, wk_gen_post},
@@ -135,9 +144,9 @@ static const struct wk_route routes[] = {
     {"/models/", "GET", "models", R_BOTH | R_REST, get_model},
     {"/tokenize", "POST", "tokenize", R_BOTH, .task = wk_tokenize},
     {"/detokenize", "POST", "detokenize", R_BOTH, .task = wk_detokenize},
-    {"/rerank", "POST", "rerank", 0, wk_rank_post},
-    {"/v2/rerank", "POST", "rerank", 0, wk_rank_post},
-    {"/score", "POST", "score", 0, wk_rank_post},
+    {"/rerank", "POST", "rerank", R_PAIRS, post_pairs},
+    {"/v2/rerank", "POST", "rerank", R_PAIRS, post_pairs},
+    {"/score", "POST", "score", R_PAIRS, post_pairs},
     {"/segments", "POST", "segments", 0, wk_warmups_post},
     {"/segments/", "GET", "segments", R_REST, wk_segment_get},
     {"/segments/", "DELETE", "segments", R_REST, wk_segment_delete},
@@ -281,9 +290,20 @@ void wk_route_head(struct worker *w, struct wk_call *c)
                   "--api-key, and give the gateway that key (workers: api_key).");
 }
 
+static bool serves_kind(const struct worker *w, const struct wk_route *r)
+{
+    if (r->flags & R_BOTH) return true;
+    if (!w->embedder) return !(r->flags & R_EMBED);
+    return r->flags & (wk_embedder_scores(w->embedder) ? R_PAIRS : R_EMBED);
+}
+
 static void refuse_kind(const struct worker *w, struct wk_call *c)
 {
-    if (w->embedder)
+    if (wk_embedder_scores(w->embedder))
+        wk_refuse(c, API_SCORES_ONLY, NULL,
+                  "The model '%.100s' scores pairs only: POST /v1/rerank or /v1/score.",
+                  w->model_name);
+    else if (w->embedder)
         wk_refuse(c, API_EMBEDDINGS_ONLY, NULL,
                   "The model '%.100s' gives embeddings only: POST /v1/embeddings.", w->model_name);
     else
@@ -300,7 +320,7 @@ void wk_route(struct worker *w, struct wk_call *c)
 
     if (!(r->flags & R_EARLY) && wk_not_ready(w, &e) < 0)
         wk_reply_error(c, &e);
-    else if (!(r->flags & R_BOTH) && !(r->flags & R_EMBED) != !w->embedder)
+    else if (!serves_kind(w, r))
         refuse_kind(w, c);
     else if (r->order)
         wk_task_start(c, &(struct wk_work){.run = wk_order_run, .data = r});

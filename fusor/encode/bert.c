@@ -18,13 +18,14 @@
 
 enum { P = KN_PAGE, SLOT_KV = 0, SLOT_UP = 0, SLOT_ACT = 1, SLOT_NORMED = 2, ROPES = 2 };
 
-struct seq { /* a text of the batch */
-    size_t row0, n;
+struct seq {                /* a text of the batch */
+    size_t row0, n, second; /* second: its first row of the second type; n: none */
     struct kn_kv kv;
 };
 struct room { /* for the largest batch so far */
     size_t rows, n_pages, n_seqs;
     float *x, *q, *att;         /* [rows, D] */
+    float *pooled;              /* [n_seqs, D] what a head makes a score of */
     int32_t *tok, *pos;         /* [rows] the token; its place in the text */
     int32_t *last;              /* [rows] its text's last position */
     int32_t *win_from, *win_to; /* [rows] the window of local layers */
@@ -99,7 +100,7 @@ int enc_bert_open(const char *folder, const struct enc_cfg *cfg, const struct en
 static void room_free(struct enc_bert *b)
 {
     struct room *m = &b->room;
-    void *const device[] = {m->x,   m->q,        m->att,    m->tok,  m->last,
+    void *const device[] = {m->x,   m->q,        m->att,    m->tok,  m->last, m->pooled,
                             m->pos, m->win_from, m->win_to, m->page, m->pages};
     for (size_t i = 0; i < sizeof device / sizeof *device; i++)
         kn_mem_free(b->w.dev, device[i]);
@@ -124,6 +125,7 @@ static int room_make(struct enc_bert *b, size_t rows, size_t n_pages, size_t n_s
     m->x = kn_mem_alloc(b->w.dev, KN_MEM_SHARED, act);
     m->q = kn_mem_alloc(b->w.dev, KN_MEM_DEVICE, act);
     m->att = kn_mem_alloc(b->w.dev, KN_MEM_DEVICE, act);
+    m->pooled = kn_mem_alloc(b->w.dev, KN_MEM_SHARED, n_seqs * b->cfg.D * sizeof(float));
     m->tok = kn_mem_alloc(b->w.dev, KN_MEM_SHARED, ids);
     m->last = kn_mem_alloc(b->w.dev, KN_MEM_SHARED, ids);
     m->pos = kn_mem_alloc(b->w.dev, KN_MEM_SHARED, ids);
@@ -133,8 +135,8 @@ static int room_make(struct enc_bert *b, size_t rows, size_t n_pages, size_t n_s
     m->pages = kn_mem_alloc(b->w.dev, KN_MEM_DEVICE, n_pages * page);
     m->seq_of = mem_alloc(rows * sizeof *m->seq_of);
     m->seq = mem_alloc(n_seqs * sizeof *m->seq);
-    if (!m->x || !m->q || !m->att || !m->tok || !m->last || !m->pos || !m->win_from || !m->win_to ||
-        !m->page || !m->pages || !m->seq_of || !m->seq) {
+    if (!m->x || !m->q || !m->att || !m->pooled || !m->tok || !m->last || !m->pos || !m->win_from ||
+        !m->win_to || !m->page || !m->pages || !m->seq_of || !m->seq) {
         room_free(b);
         return -ENOMEM;
     }
@@ -175,6 +177,7 @@ static int lay_out(struct enc_bert *b, const struct enc_text *text, size_t n)
         struct seq *s = &m->seq[i];
         s->row0 = row;
         s->n = text[i].n;
+        s->second = text[i].second ? text[i].second : s->n;
         s->kv = (struct kn_kv){.base = m->pages,
                                .page_stride = values,
                                .pages = m->page + page,
@@ -247,6 +250,9 @@ static int block_embed(struct kn_stream *st, void *arg, size_t row0, size_t m)
         enc_weights_row(b->w.embed, (size_t)b->room.tok[row0 + i], x + i * D);
         for (size_t d = 0; b->w.pos_type && d < D; d++)
             x[i * D + d] += at[d];
+        const struct seq *s = &b->room.seq[b->room.seq_of[row0 + i]];
+        for (size_t d = 0; b->w.second && row0 + i >= s->row0 + s->second && d < D; d++)
+            x[i * D + d] += b->w.second[d];
     }
     return normed(st, b, &b->w.norm_embed, x, m, x);
 }
@@ -351,6 +357,41 @@ static int block_last(struct kn_stream *st, void *arg, size_t row0, size_t m)
     return normed(st, b, &b->w.norm_last, x, m, x);
 }
 
+/* ---- scores ---- */
+
+struct scoring {
+    const struct enc_bert *b;
+    const struct enc_text *text;
+};
+
+static float score_of(const struct enc_bert *b, const float *x)
+{
+    double sum = b->w.score_bias[0];
+    for (size_t d = 0; d < b->cfg.D; d++)
+        sum += (double)x[d] * (double)b->w.score[d];
+    return (float)(b->cfg.sigmoid ? 1 / (1 + exp(-sum)) : sum);
+}
+
+static int block_score(struct kn_stream *st, void *arg, size_t row0, size_t m)
+{
+    const struct scoring *s = arg;
+    const struct enc_bert *b = s->b;
+    const size_t D = b->cfg.D;
+    float *h = kn_scratch(st, SLOT_UP, m * D * sizeof *h);
+    if (!h) return -ENOMEM;
+    int r = product(st, &b->w.head, b->room.pooled + row0 * D, m, h, false);
+    if (b->cfg.head == ENC_HEAD_NORMED) {
+        if (r == 0) r = kn_gelu(st, h, D, m, D);
+        if (r == 0) r = normed(st, b, &b->w.head_norm, h, m, h);
+    } else {
+        for (size_t i = 0; r == 0 && i < m * D; i++)
+            h[i] = tanhf(h[i]);
+    }
+    for (size_t i = 0; r == 0 && i < m; i++)
+        *s->text[row0 + i].vec = score_of(b, h + i * D);
+    return r;
+}
+
 int enc_bert_run(struct enc_bert *b, const struct enc_text *text, size_t n, enum enc_pool pool,
                  const atomic_bool *cancel)
 {
@@ -366,8 +407,10 @@ int enc_bert_run(struct enc_bert *b, const struct enc_text *text, size_t n, enum
     }
     if (r == 0 && b->w.norm_last.weight) r = run_batch(b, rows, cancel, block_last, b);
     for (size_t i = 0; r == 0 && i < n; i++)
-        enc_pool_rows(m->x + m->seq[i].row0 * b->cfg.D, m->seq[i].n, b->cfg.D, pool, text[i].vec);
-    return r;
+        enc_pool_rows(m->x + m->seq[i].row0 * b->cfg.D, m->seq[i].n, b->cfg.D, pool,
+                      b->cfg.head ? m->pooled + i * b->cfg.D : text[i].vec);
+    struct scoring s = {b, text};
+    return r == 0 && b->cfg.head ? run_batch(b, n, cancel, block_score, &s) : r;
 }
 
 struct kn_dev *enc_bert_dev(const struct enc_bert *b)

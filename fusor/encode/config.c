@@ -12,6 +12,7 @@ struct arch {
     const char *hf, *name;
     int (*read)(const json_t *j, struct enc_cfg *c, struct err *err);
     bool pos_behind_pad; /* positions begin behind the padding token's id */
+    enum enc_head head;
 };
 
 /* Where it is there it must be one of these; null counts as absent. */
@@ -185,18 +186,69 @@ static int read_modern(const json_t *j, struct enc_cfg *c, struct err *err)
     return check_heads(c, err);
 }
 
+/* ---- what makes a score ---- */
+
+/* Two where no file says it, as transformers has it. */
+static size_t n_labels(const json_t *j)
+{
+    const json_t *names = json_object_get(j, "id2label"), *n = json_object_get(j, "num_labels");
+    if (json_is_object(names)) return json_object_size(names);
+    return json_is_integer(n) && json_integer_value(n) >= 0 ? (size_t)json_integer_value(n) : 2;
+}
+
+/* What CrossEncoder applies to the logit, by the name of PyTorch's module: its default is a
+ * sigmoid. */
+static int read_activation(const json_t *j, bool *ret_sigmoid, struct err *err)
+{
+    const json_t *v = json_object_get(json_object_get(j, "sentence_transformers"), "activation_fn");
+    if (!v) v = json_object_get(j, "sbert_ce_default_activation_function");
+    *ret_sigmoid = true;
+    if (!v || json_is_null(v)) return 0;
+    const char *name = json_is_string(v) ? json_string_value(v) : "", *dot = strrchr(name, '.');
+    if (dot) name = dot + 1;
+    *ret_sigmoid = strcmp(name, "Sigmoid") == 0;
+    if (*ret_sigmoid || strcmp(name, "Identity") == 0) return 0;
+    return err_set(err, -ENOTSUP, "the activation \"%.60s\" of scores is not supported", name);
+}
+
+static int read_head(const json_t *j, enum enc_head head, struct enc_cfg *c, struct err *err)
+{
+    static const struct fixed fixed[] = {{"classifier_activation", "gelu"}};
+    const char *pool = json_string_value(json_object_get(j, "classifier_pooling"));
+    const size_t n = n_labels(j);
+    c->head = head;
+    c->head_pool = ENC_POOL_CLS;
+    c->bias_head = true;
+    if (n != 1)
+        return err_set(err, -ENOTSUP, "a classifier of %zu labels is not supported (of one is)", n);
+    if (head == ENC_HEAD_NORMED) {
+        c->bias_head = says(j, "classifier_bias", false);
+        if (refuse_others(j, fixed, sizeof fixed / sizeof *fixed, err) < 0) return -ENOTSUP;
+        if (pool && strcmp(pool, "mean") == 0)
+            c->head_pool = ENC_POOL_MEAN;
+        else if (pool && strcmp(pool, "cls") != 0)
+            return err_set(err, -ENOTSUP, "\"classifier_pooling\": \"%.40s\" is not supported",
+                           pool);
+    }
+    return read_activation(j, &c->sigmoid, err);
+}
+
 static const struct arch archs[] = {
-    {"BertModel", "bert", read_bert, false},
-    {"BertForMaskedLM", "bert", read_bert, false},
-    {"RobertaModel", "roberta", read_bert, true},
-    {"RobertaForMaskedLM", "roberta", read_bert, true},
-    {"XLMRobertaModel", "xlm-roberta", read_bert, true},
-    {"XLMRobertaForMaskedLM", "xlm-roberta", read_bert, true},
-    {"NomicBertModel", "nomic-bert", read_nomic, false},
-    {"NewModel", "gte", read_gte, false},
-    {"GteModel", "gte", read_gte, false},
-    {"ModernBertModel", "modernbert", read_modern, false},
-    {"ModernBertForMaskedLM", "modernbert", read_modern, false},
+    {"BertModel", "bert", read_bert, false, ENC_HEAD_NONE},
+    {"BertForMaskedLM", "bert", read_bert, false, ENC_HEAD_NONE},
+    {"BertForSequenceClassification", "bert", read_bert, false, ENC_HEAD_POOLER},
+    {"RobertaModel", "roberta", read_bert, true, ENC_HEAD_NONE},
+    {"RobertaForMaskedLM", "roberta", read_bert, true, ENC_HEAD_NONE},
+    {"RobertaForSequenceClassification", "roberta", read_bert, true, ENC_HEAD_CLASS},
+    {"XLMRobertaModel", "xlm-roberta", read_bert, true, ENC_HEAD_NONE},
+    {"XLMRobertaForMaskedLM", "xlm-roberta", read_bert, true, ENC_HEAD_NONE},
+    {"XLMRobertaForSequenceClassification", "xlm-roberta", read_bert, true, ENC_HEAD_CLASS},
+    {"NomicBertModel", "nomic-bert", read_nomic, false, ENC_HEAD_NONE},
+    {"NewModel", "gte", read_gte, false, ENC_HEAD_NONE},
+    {"GteModel", "gte", read_gte, false, ENC_HEAD_NONE},
+    {"ModernBertModel", "modernbert", read_modern, false, ENC_HEAD_NONE},
+    {"ModernBertForMaskedLM", "modernbert", read_modern, false, ENC_HEAD_NONE},
+    {"ModernBertForSequenceClassification", "modernbert", read_modern, false, ENC_HEAD_NORMED},
 };
 enum { N_ARCHS = sizeof archs / sizeof *archs };
 
@@ -241,7 +293,8 @@ static int read_cfg(const json_t *j, const struct arch *a, struct enc_cfg *c, st
     if (c->n_pos <= c->pos0) return err_set(err, -EBADMSG, "has no positions");
     c->eps = json_is_number(eps) ? (float)json_number_value(eps) : c->eps;
     if (!(c->eps >= 0) || c->eps > 1) return err_set(err, -EBADMSG, "norm epsilon is damaged");
-    return a->read(j, c, err);
+    r = a->read(j, c, err);
+    return r == 0 && a->head ? read_head(j, a->head, c, err) : r;
 }
 
 int enc_read_config(const char *folder, struct enc_cfg *ret, struct err *err)

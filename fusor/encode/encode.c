@@ -3,6 +3,7 @@
  * threads. */
 #include "fusor/encode/encode_int.h"
 
+#include "base/buf.h"
 #include "base/mem.h"
 #include "fusor/core/prefill.h"
 #include "fusor/model/shape.h"
@@ -16,6 +17,7 @@ enum { BATCH_TOKENS = 1024 }; /* chosen: rows enough for all threads, half a sec
 
 struct enc {
     struct enc_info info;
+    bool typed; /* the second text of a pair is of a type of its own, where the tokenizer says so */
     struct tok *tok;
     struct enc_bert *bert; /* or: */
     struct model *model;
@@ -61,6 +63,9 @@ static int open_bert(struct enc *e, const char *path, const struct enc_cfg *c,
     e->info.D = c->D;
     e->info.V = c->V;
     e->info.ctx_max = c->n_pos - c->pos0;
+    e->info.scores = c->head != ENC_HEAD_NONE;
+    e->info.sigmoid = c->sigmoid;
+    e->typed = c->n_types > 1;
     return enc_bert_open(path, c, o, &e->bert, err);
 }
 
@@ -100,6 +105,11 @@ static int settle(struct enc *e, const struct enc_pooling *p, const struct enc_o
         return err_set(err, -ENOTSUP,
                        "a causal model's first token knows nothing of the text: "
                        "pooling \"cls\" is not supported");
+    if (i->scores && o->pool)
+        return err_set(err, -ENOTSUP, "a cross-encoder gives scores: its pooling is its own");
+    if (i->scores && !tok_pair_frame(e->tok))
+        return err_set(err, -ENOTSUP,
+                       "tokenizer.json: how two texts become a pair is not supported, or not said");
     if (tok_n_vocab(e->tok) > i->V)
         return err_set(err, -EBADMSG, "the tokenizer has %zu tokens, the model %u",
                        tok_n_vocab(e->tok), i->V);
@@ -115,7 +125,11 @@ int enc_open(const char *path, const struct enc_opts *o, struct enc **ret, struc
     const bool folder = is_folder(path);
     int r = folder ? enc_read_config(path, &cfg, err) : 0;
     if (r >= 0) r = r ? open_bert(e, path, &cfg, o, err) : open_causal(e, path, o, err);
-    if (r >= 0 && folder) r = enc_read_pooling(path, e->info.D, &p, err);
+    if (r >= 0 && e->info.scores)
+        r = enc_read_scoring(path, &p, err);
+    else if (r >= 0 && folder)
+        r = enc_read_pooling(path, e->info.D, &p, err);
+    if (r >= 0 && e->info.scores) p.pool = cfg.head_pool;
     if (r >= 0) r = e->model ? tok_open(e->model, &e->tok, err) : tok_open_path(path, &e->tok, err);
     if (r >= 0) r = settle(e, &p, o, err);
     if (r < 0) {
@@ -169,6 +183,42 @@ int enc_tokens(const struct enc *e, const char *text, size_t len, bool cut, stru
     }
     *ret_n = n;
     return 0;
+}
+
+static int push_ids(struct buf *out, const int32_t *id, size_t n)
+{
+    return buf_add(out, id, n * sizeof *id);
+}
+
+int enc_pair(const struct enc *e, const struct enc_pair *p, struct buf *out,
+             struct enc_pair_size *ret)
+{
+    const struct tok_frame *f = tok_pair_frame(e->tok);
+    const struct tok_piece query = {p->query, p->query_len, false},
+                           doc = {p->doc, p->doc_len, false};
+    struct tok_ids q = {0}, d = {0};
+    int r = tok_encode(e->tok, &query, 1, 0, &q);
+    if (r == 0) r = tok_encode(e->tok, &doc, 1, 0, &d);
+    const size_t before = f->part[0].n + q.n + f->part[1].n, rest = before + f->part[2].n;
+    size_t keep = p->doc_max && p->doc_max < d.n ? p->doc_max : d.n;
+    if (p->cut && rest + keep > e->info.ctx_max)
+        keep = rest < e->info.ctx_max ? e->info.ctx_max - rest : 0;
+    if (r == 0 && rest + keep > UINT32_MAX) r = -ERANGE;
+    if (r == 0) {
+        *ret = (struct enc_pair_size){.n = (uint32_t)(rest + keep),
+                                      .second = e->typed && f->typed ? (uint32_t)before : 0,
+                                      .n_doc = (uint32_t)d.n,
+                                      .n_kept = (uint32_t)keep};
+        (void)push_ids(out, f->part[0].id, f->part[0].n);
+        (void)push_ids(out, q.id, q.n);
+        (void)push_ids(out, f->part[1].id, f->part[1].n);
+        (void)push_ids(out, d.id, keep);
+        (void)push_ids(out, f->part[2].id, f->part[2].n);
+        r = buf_status(out);
+    }
+    tok_ids_fini(&q);
+    tok_ids_fini(&d);
+    return r;
 }
 
 /* ---- running ---- */

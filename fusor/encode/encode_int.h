@@ -27,7 +27,15 @@ struct enc_cfg {
     bool bias_attn, bias_up, bias_down, bias_norm;
     double rope_base, rope_base_local; /* 0: a table of positions instead */
     unsigned window;                   /* keys to each side that a row of a local layer sees */
-    bool local[ENC_L_MAX];             /* layers with a window, rotated by rope_base_local */
+    enum enc_head {                    /* what makes a score; NONE: it gives vectors */
+                    ENC_HEAD_NONE,
+                    ENC_HEAD_POOLER, /* BERT: the pooler of the first token, a row of weights */
+                    ENC_HEAD_CLASS,  /* RoBERTa: the same by other names */
+                    ENC_HEAD_NORMED  /* ModernBERT: dense, GELU, norm, a row of weights */
+    } head;
+    enum enc_pool head_pool; /* of the rows that the head sees */
+    bool bias_head, sigmoid;
+    bool local[ENC_L_MAX]; /* layers with a window, rotated by rope_base_local */
 };
 /* 1 an encoder, 0 something else (ret untouched), <0. */
 int enc_read_config(const char *folder, struct enc_cfg *ret, struct err *err);
@@ -40,6 +48,8 @@ struct enc_pooling {
 };
 /* 1 there are files of sentence-transformers, 0 there are none. D: width of the hidden states. */
 int enc_read_pooling(const char *folder, unsigned D, struct enc_pooling *ret, struct err *err);
+/* The same of a cross-encoder, which pools by itself: ctx_max alone. */
+int enc_read_scoring(const char *folder, struct enc_pooling *ret, struct err *err);
 bool enc_has_modules(const char *folder);
 /* 1 read, 0 absent. */
 int enc_read_json(const char *folder, const char *name, json_t **ret, struct err *err);
@@ -69,8 +79,12 @@ struct enc_weights {
     const struct tensor *embed; /* [V, D] words, read where they are */
     float *pos_type; /* [n_pos - pos0, D] positions, and the type of the only part; with rope: [D]
                         that type, or NULL */
+    float *second;   /* [D] what rows of a pair's second text have more; NULL: nothing */
     struct enc_norm norm_embed, norm_last;
-    struct enc_layer *layer; /* [L] */
+    struct enc_layer *layer;   /* [L] */
+    struct enc_linear head;    /* [D, D] */
+    struct enc_norm head_norm; /* of ENC_HEAD_NORMED */
+    float *score, *score_bias; /* [D] the row that a score is made with; [1] */
 };
 /* cfg stays the caller's. On failure, too, enc_weights_fini(). */
 int enc_weights_init(struct enc_weights *w, const char *folder, const struct enc_cfg *cfg,
@@ -79,7 +93,7 @@ void enc_weights_fini(struct enc_weights *w);
 /* Row i of a tensor as [cols] f32. */
 void enc_weights_row(const struct tensor *t, size_t i, float *out);
 
-/* ---- bert.c: the encoder; pooled, not normalised ---- */
+/* ---- bert.c: the encoder; vectors pooled, not normalised; or scores ---- */
 struct enc_bert;
 int enc_bert_open(const char *folder, const struct enc_cfg *cfg, const struct enc_opts *o,
                   struct enc_bert **ret, struct err *err);

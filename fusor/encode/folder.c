@@ -219,3 +219,19 @@ int enc_read_pooling(const char *folder, unsigned D, struct enc_pooling *ret, st
     *ret = p;
     return found;
 }
+
+int enc_read_scoring(const char *folder, struct enc_pooling *ret, struct err *err)
+{
+    struct enc_pooling p = {0};
+    json_t *j = NULL;
+    int r = read_longest(folder, &p, err);
+    if (r >= 0) r = read_modules(folder, &j, err);
+    if (r == 1 && json_array_size(j) != 1)
+        r = err_set(err, -ENOTSUP,
+                    "modules.json: a cross-encoder with other modules than its "
+                    "model is not supported");
+    if (r == 1) r = read_module(folder, json_array_get(j, 0), 0, 0, &p, err) < 0 ? -ENOTSUP : 1;
+    json_decref(j);
+    if (r >= 0) *ret = p;
+    return r;
+}

@@ -131,7 +131,7 @@ static float *floats(const struct loader *l, size_t n)
 
 static int read_vector(const struct loader *l, const char *name, size_t n, float **to)
 {
-    struct tensor *t;
+    struct tensor *t = NULL;
     int r = bind(l, name, 1, n, &t);
     if (r < 0) return r;
     *to = floats(l, n);
@@ -217,7 +217,20 @@ static int load_layer(struct loader *l, unsigned i)
     return r == 0 ? load_norm(l, name, &w->ffn) : r;
 }
 
-/* A text has one part, so every token has the first type. */
+/* The second type less the first, which every row has. */
+static int load_second(struct loader *l, const struct tensor *types)
+{
+    const size_t D = l->w->cfg->D;
+    float *to = l->w->second = floats(l, D);
+    if (!to) return -ENOMEM;
+    enc_weights_row(types, 0, l->rows);
+    enc_weights_row(types, 1, to);
+    for (size_t d = 0; d < D; d++)
+        to[d] -= l->rows[d];
+    return 0;
+}
+
+/* Every token has the first type, but those of a pair's second text. */
 static int load_positions(struct loader *l)
 {
     struct enc_weights *w = l->w;
@@ -233,6 +246,7 @@ static int load_positions(struct loader *l)
     if (r < 0 || (!pos && !types)) return r;
     w->pos_type = floats(l, n_pos * D);
     if (!w->pos_type) return -ENOMEM;
+    if (c->head && c->n_types > 1 && load_second(l, types) < 0) return -ENOMEM;
     if (types) enc_weights_row(types, 0, l->rows);
     for (size_t i = 0; i < n_pos; i++) {
         float *to = w->pos_type + i * D;
@@ -241,6 +255,34 @@ static int load_positions(struct loader *l)
             to[d] += l->rows[d];
     }
     return 0;
+}
+
+/* Of a cross-encoder. The names of most heads stand beside those of the encoder, not below. */
+static int load_head(struct loader *l)
+{
+    static const struct {
+        const char *stem, *norm, *score;
+        bool below;
+    } heads[] = {[ENC_HEAD_POOLER] = {"pooler", NULL, "classifier", true},
+                 [ENC_HEAD_CLASS] = {"classifier", NULL, "classifier.out_proj", false},
+                 [ENC_HEAD_NORMED] = {"head", "head.norm", "classifier", false}};
+    const struct part dense = {"dense", 0, 1};
+    const char *prefix = l->prefix;
+    struct enc_weights *w = l->w;
+    const size_t D = w->cfg->D;
+    const enum enc_head head = w->cfg->head;
+    char name[NAME_MAX_BYTES];
+    w->head = (struct enc_linear){.n = D, .k = D};
+    if (!heads[head].below) l->prefix = "";
+    int r = load_linear(l, heads[head].stem, &dense, 1, w->cfg->bias_head, &w->head);
+    l->prefix = "";
+    if (r == 0 && heads[head].norm) r = load_norm(l, heads[head].norm, &w->head_norm);
+    (void)snprintf(name, sizeof name, "%s.weight", heads[head].score);
+    if (r == 0) r = read_vector(l, name, D, &w->score);
+    (void)snprintf(name, sizeof name, "%s.bias", heads[head].score);
+    if (r == 0) r = read_vector(l, name, 1, &w->score_bias);
+    l->prefix = prefix;
+    return r;
 }
 
 /* What carries nothing that a vector is made of: heads of other tasks, and saved counters. */
@@ -287,7 +329,7 @@ static int load_all(struct loader *l)
     const struct enc_cfg *c = w->cfg;
     char name[NAME_MAX_BYTES];
     struct tensor *words;
-    l->n_all = (size_t)c->L * (6 + c->gated);
+    l->n_all = (size_t)c->L * (6 + c->gated) + (c->head != ENC_HEAD_NONE);
     (void)snprintf(name, sizeof name, "%s.weight", l->names->words);
     int r = bind(l, name, c->V, c->D, &words);
     if (r == 0) w->embed = words;
@@ -296,6 +338,7 @@ static int load_all(struct loader *l)
     for (unsigned i = 0; r == 0 && i < c->L; i++)
         r = load_layer(l, i);
     if (r == 0 && c->norms_before) r = load_norm(l, l->names->norm_last, &w->norm_last);
+    if (r == 0 && c->head) r = load_head(l);
     for (size_t i = 0; r == 0 && i < w->tensors->n; i++) {
         const struct tensor *t = &w->tensors->t[i];
         if (!t->used && !is_harmless(l, t->name))
@@ -365,7 +408,11 @@ void enc_weights_fini(struct enc_weights *w)
     if (w->dev) {
         norm_fini(w->dev, &w->norm_embed);
         norm_fini(w->dev, &w->norm_last);
-        kn_mem_free(w->dev, w->pos_type);
+        linear_fini(w->dev, &w->head);
+        norm_fini(w->dev, &w->head_norm);
+        float *const floats[] = {w->pos_type, w->second, w->score, w->score_bias};
+        for (size_t i = 0; i < sizeof floats / sizeof *floats; i++)
+            kn_mem_free(w->dev, floats[i]);
     }
     mem_free(w->layer);
     kn_dev_destroy(w->dev);

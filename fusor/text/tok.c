@@ -185,6 +185,11 @@ int tok_encode(const struct tok *t, const struct tok_piece *pieces, size_t n, un
 
 /* ---- reads ---------------------------------------------------------------------------------- */
 
+const struct tok_frame *tok_pair_frame(const struct tok *t)
+{
+    return t->has_frame ? &t->frame : NULL;
+}
+
 size_t tok_n_vocab(const struct tok *t)
 {
     return t->n_vocab;

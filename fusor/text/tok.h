@@ -38,6 +38,18 @@ int tok_encode(const struct tok *t, const struct tok_piece *pieces, size_t n, un
                struct tok_ids *out); /* appends; 0, -ENOMEM, -ERANGE (over 4 GiB) */
 void tok_ids_fini(struct tok_ids *ids);
 
+/* The control tokens around the two texts of a pair, as the file's post-processor has them. Each
+ * text is encoded by itself, without TOK_BOS. */
+enum { TOK_FRAME_MAX = 4 };
+struct tok_frame {
+    struct {
+        int32_t id[TOK_FRAME_MAX];
+        unsigned n;
+    } part[3];  /* before the first text, between both, behind the second */
+    bool typed; /* the second text and what stands behind it are of type 1 */
+};
+const struct tok_frame *tok_pair_frame(const struct tok *t); /* NULL: the file says none */
+
 size_t tok_n_vocab(const struct tok *t);
 int32_t tok_bos(const struct tok *t); /* -1 = none */
 int32_t tok_eos(const struct tok *t);

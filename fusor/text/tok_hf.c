@@ -330,7 +330,38 @@ static int read_ends_of_pair(struct hf *h, const json_t *o)
     t->bos = id_in_vocab(t, json_array_get(json_object_get(o, "cls"), 1));
     t->eos = id_in_vocab(t, json_array_get(json_object_get(o, "sep"), 1));
     t->add_bos = t->add_eos = true;
-    return t->bos < 0 || t->eos < 0 ? -EBADMSG : 0;
+    if (t->bos < 0 || t->eos < 0) return -EBADMSG;
+    const bool bert = is_type(o, "BertProcessing"); /* RoBERTa's ends each text, and has no types */
+    t->has_frame = true;
+    t->frame = (struct tok_frame){{{{t->bos}, 1}, {{t->eos, t->eos}, bert ? 1 : 2}, {{t->eos}, 1}},
+                                  .typed = bert};
+    return 0;
+}
+
+/* The template of a pair, where it is "A" and then "B" with control tokens around them. */
+static void read_frame(struct hf *h, const json_t *pair)
+{
+    struct tok_frame f = {0};
+    const json_t *item;
+    size_t i, at = 0;
+    json_array_foreach(pair, i, item)
+    {
+        const json_t *text = json_object_get(item, "Sequence"),
+                     *special = json_object_get(item, "SpecialToken");
+        const json_t *type = json_object_get(text ? text : special, "type_id");
+        const int32_t id = special ? id_of_text(h, str(special, "id")) : -1;
+        if (text && strcmp(str(text, "id"), at == 0 ? "A" : "B") == 0 && at < 2) {
+            if (++at == 2) f.typed = json_integer_value(type) == 1;
+        } else if (id >= 0 && f.part[at].n < TOK_FRAME_MAX) {
+            f.part[at].id[f.part[at].n++] = id;
+        } else {
+            return;
+        }
+        if (json_integer_value(type) != (at == 2 && f.typed)) return; /* types of another kind */
+    }
+    if (at != 2) return;
+    h->t->has_frame = true;
+    h->t->frame = f;
 }
 
 static int read_post_processor(struct hf *h)
@@ -360,6 +391,7 @@ static int read_post_processor(struct hf *h)
             *(n_text ? &t->add_eos : &t->add_bos) = true;
         }
         if (n_text != 1) return unknown(h, "post_processor", o);
+        read_frame(h, json_object_get(o, "pair"));
     }
     return 0;
 }

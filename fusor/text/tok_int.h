@@ -92,6 +92,8 @@ struct tok {
     uint32_t first[257]; /* added[first[b] .. first[b + 1]) start with byte b */
     bool user_byte[256]; /* some user-defined token starts with this byte */
     bool has_user;
+    bool has_frame;
+    struct tok_frame frame; /* of a pair */
     struct tok_bert bert;
     struct tok_unigram unigram;
     char *chat_template; /* or NULL */

@@ -49,9 +49,9 @@ static void put_embedder(struct worker *w, struct buf *b)
 
     buf_addf(b,
              ",\"arch\":\"%s\",\"layers\":%u,\"width\":%u,\"vocab\":%u,\"max_model_len\":%u,"
-             "\"pooling\":\"%s\",\"normalized\":%s,\"load_s\":%.3f}",
+             "\"pooling\":\"%s\",\"normalized\":%s,\"scores\":%s,\"load_s\":%.3f}",
              i->arch, i->L, i->D, i->V, i->ctx_max, enc_pool_name(i->pool),
-             i->normalize ? "true" : "false", w->loader.seconds);
+             i->normalize ? "true" : "false", i->scores ? "true" : "false", w->loader.seconds);
     buf_addf(b,
              ",\"embeddings\":{\"waiting\":%u,\"texts\":%llu,\"tokens\":%llu,\"batches\":%llu,"
              "\"max_queue\":%u}",

@@ -348,9 +348,9 @@ static void page_embedder(struct worker *w, struct buf *out)
 {
     const struct wk_embed_stats s = wk_embedder_stats(w->embedder);
 
-    put(out, "embedding_requests_waiting", "Requests for embeddings that are not done.",
+    put(out, "embedding_requests_waiting", "Requests for embeddings or scores that are not done.",
         s.n_waiting);
-    put(out, "embedding_texts_total", "Texts that became vectors.", s.n_texts);
+    put(out, "embedding_texts_total", "Texts that became vectors or scores.", s.n_texts);
     put(out, "embedding_tokens_total", "Tokens of these texts.", s.n_tokens);
     put(out, "embedding_batches_total", "Runs of the model that made them.", s.n_batches);
 }

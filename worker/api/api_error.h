@@ -41,6 +41,7 @@ enum api_retry { API_RETRY_DEFAULT, API_RETRY_NO, API_RETRY_YES }; /* x-should-r
     X(MODEL_NOT_FOUND, 404, API_INVALID, "model_not_found", DEFAULT, 0)                            \
     X(EMBEDDINGS_ONLY, 404, API_INVALID, "embeddings_only", DEFAULT, 0)                            \
     X(NO_EMBEDDINGS, 404, API_INVALID, "no_embeddings", DEFAULT, 0)                                \
+    X(SCORES_ONLY, 404, API_INVALID, "scores_only", DEFAULT, 0)                                    \
     X(SEGMENT_NOT_FOUND, 404, API_INVALID, "segment_not_found", DEFAULT, 0)                        \
     X(DECISION_NOT_FOUND, 404, API_INVALID, "decision_not_found", DEFAULT, 0)                      \
     X(TIER_NOT_FOUND, 404, API_INVALID, "tier_not_found", DEFAULT, 0)                              \

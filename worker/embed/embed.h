@@ -1,4 +1,5 @@
-/* embed: a worker whose model gives embeddings: its queue, its thread, its route.
+/* embed: a worker whose model gives embeddings, or scores of pairs (a cross-encoder): its queue,
+ * its thread, its routes.
  *
  * wk_embedder_open() (the loader) → requests → wk_embedder_stop() → wk_embedder_close(). One thread
  * computes: it takes texts of all requests that wait into a batch, of each about as many tokens, so
@@ -8,15 +9,14 @@
 #define WORKER_EMBED_EMBED_H
 
 #include "fusor/encode/encode.h"
+#include "worker/call.h"
 
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/queue.h>
 
-struct wk_call;
 struct wk_embedder;
-struct worker;
 
 struct wk_embed_job {
     const struct enc_text *text; /* [n], n > 0; the caller's until done() */
@@ -36,6 +36,7 @@ int wk_embedder_open(struct worker *w, struct err *err);
 void wk_embedder_stop(struct worker *w);  /* every job is done; no more are taken */
 void wk_embedder_close(struct worker *w); /* accepts that there is none */
 const struct enc *wk_embedder_enc(const struct wk_embedder *e); /* borrowed; thread: any */
+bool wk_embedder_scores(const struct wk_embedder *e); /* a cross-encoder; NULL: there is none */
 struct wk_embed_stats {
     unsigned n_waiting; /* jobs */
     uint64_t n_texts, n_tokens, n_batches;
@@ -44,7 +45,23 @@ struct wk_embed_stats wk_embedder_stats(struct wk_embedder *e); /* thread: any *
 /* 0: done() will be called once; -EAGAIN: too many wait. Thread: any. */
 int wk_embedder_submit(struct wk_embedder *e, struct wk_embed_job *j);
 
-/* ---- embed.c: the route; loop ---- */
+/* ---- encoding.c: a request whose texts the thread computes ----
+ * What a route allocates begins with one. Its task's run fills text to write; then is
+ * wk_encoding_compute(), fini ends with wk_encoding_fini(). Thread: loop. */
+struct wk_encoding {
+    struct wk_task t; /* first */
+    struct enc_text *text;
+    size_t n;
+    uint64_t n_tokens;
+    int (*write)(struct wk_task *t); /* helper: the reply into t->out, once texts are computed */
+    struct wk_embed_job job;
+    struct wk_msg msg; /* the thread's to the loop */
+};
+void wk_encoding_compute(struct wk_task *t);
+void wk_encoding_fini(struct wk_encoding *b);
+
+/* ---- embed.c, score.c: the routes; loop ---- */
 void wk_embed_post(struct worker *w, struct wk_call *c, const char *rest);
+void wk_score_post(struct worker *w, struct wk_call *c, const char *rest); /* rerank and score */
 
 #endif

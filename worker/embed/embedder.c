@@ -151,6 +151,11 @@ const struct enc *wk_embedder_enc(const struct wk_embedder *e)
     return e->enc;
 }
 
+bool wk_embedder_scores(const struct wk_embedder *e)
+{
+    return e && enc_info(e->enc)->scores;
+}
+
 /* ---- life ---- */
 
 int wk_embedder_open(struct worker *w, struct err *err)

@@ -233,7 +233,6 @@ void wk_gen_post(struct worker *w, struct wk_call *c, const char *rest)
     struct gen *g = (struct gen *)wk_task_create(
         c, &(struct wk_work){
                .bytes = sizeof *g, .run = prepare_all, .then = prepared, .fini = gen_fini});
-    uint64_t r[2];
 
     if (!g) return;
     pthread_mutex_init(&g->m, NULL);
@@ -241,9 +240,7 @@ void wk_gen_post(struct worker *w, struct wk_call *c, const char *rest)
     g->chat = strcmp(c->route, "chat") == 0;
     g->start_ns = c->r->start_ns;
     g->created = (int64_t)clock_wall_s();
-    wk_random(r, sizeof r);
-    (void)snprintf(g->id, sizeof g->id, "%s-%016llx%016llx", g->chat ? "chatcmpl" : "cmpl",
-                   (unsigned long long)r[0], (unsigned long long)r[1]);
+    wk_reply_id(g->chat ? "chatcmpl" : "cmpl", g->id);
     (void)snprintf(g->request_id, sizeof g->request_id, "%s", c->id);
     w->requests.n_gens++;
     wk_metric_add(WK_ACTIVE, 1);

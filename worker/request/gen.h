@@ -69,7 +69,7 @@ struct gen {
     bool planned;    /* what was missed is known of all prompts */
     bool headers_sent, ended, builds_asked, tokens_counted;
     uint64_t last_write_ns;
-    char id[48], request_id[WK_ID_BYTES];
+    char id[WK_REPLY_ID_BYTES], request_id[WK_ID_BYTES];
     int64_t created;
     pthread_mutex_t m;
     bool fresh; /* under m: something to look at */

@@ -45,7 +45,7 @@ struct rank {
     bool score;
     uint64_t start_ns;
     int64_t created;
-    char id[48], request_id[WK_ID_BYTES];
+    char id[WK_REPLY_ID_BYTES], request_id[WK_ID_BYTES];
     struct api_rank q;
     struct pair *pair; /* [q.n] */
     size_t n_pair;     /* prepared */
@@ -414,16 +414,13 @@ void wk_rank_post(struct worker *w, struct wk_call *c, const char *rest)
     struct rank *r = (struct rank *)wk_task_create(
         c, &(struct wk_work){
                .bytes = sizeof *r, .run = prepare_all, .then = prepared, .fini = rank_fini});
-    uint64_t x[2];
 
     if (!r) return;
     pthread_mutex_init(&r->m, NULL);
     r->score = strcmp(c->route, "score") == 0;
     r->start_ns = c->r->start_ns;
     r->created = (int64_t)clock_wall_s();
-    wk_random(x, sizeof x);
-    (void)snprintf(r->id, sizeof r->id, "%s-%016llx%016llx", c->route, (unsigned long long)x[0],
-                   (unsigned long long)x[1]);
+    wk_reply_id(c->route, r->id);
     (void)snprintf(r->request_id, sizeof r->request_id, "%s", c->id);
     arena_init(&r->q.r.arena);
     w->requests.n_gens++;

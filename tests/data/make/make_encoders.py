@@ -3,10 +3,11 @@
 
 NAME/ is a folder as sentence-transformers saves one (`bert-cls` in the older spelling of its files, with weights in
 f16, `bert-mean` without any), with the tokenizer of tests/data/tokenizers/hf/ that fits; NAME.json holds texts and the
-vectors that the package computes for them, one at a time. Weights are spread widely enough that vectors of different
-texts are far apart; norms and biases are random, so that forgetting one shows.
+vectors that the package computes for them, one at a time. cross-NAME/ is a cross-encoder, cross-NAME.json holds pairs
+and the scores of the package's CrossEncoder. Weights are spread widely enough that vectors of different texts are far
+apart; norms and biases are random, so that forgetting one shows.
 
-Run: python3 tests/data/make/make_encoders.py   (needs torch, transformers, sentence-transformers)
+Run: python3 tests/data/make/make_encoders.py [NAME …]   (needs torch, transformers, sentence-transformers)
 Everything is seeded; the results are committed.
 """
 import json
@@ -14,11 +15,12 @@ import math
 import pathlib
 import random
 import shutil
+import sys
 import tempfile
 
 import torch
 import transformers
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 
 DATA = pathlib.Path(__file__).resolve().parent.parent
@@ -42,6 +44,15 @@ MODELS = {
     "gte-cls": ("GteConfig", "GteModel", GTE, "unigram", "cls", True, 5),
     "modernbert-mean": ("ModernBertConfig", "ModernBertForMaskedLM", MODERN, "wordpiece", "mean", False, 6),
     "qwen3-last": ("Qwen3Config", "Qwen3ForCausalLM", QWEN3, "qwen2", "lasttoken", True, 4),
+}
+# name: configuration, model, settings, tokenizer, activation (None: no file says it), seed
+IDENTITY = "torch.nn.modules.linear.Identity"
+CROSS = {
+    "cross-bert": ("BertConfig", "BertForSequenceClassification", BERT, "wordpiece-cased", None, 11),
+    "cross-xlmr": ("XLMRobertaConfig", "XLMRobertaForSequenceClassification",
+                   dict(BERT, type_vocab_size=1, pad_token_id=1), "unigram", "torch.nn.modules.activation.Sigmoid", 12),
+    "cross-modernbert": ("ModernBertConfig", "ModernBertForSequenceClassification",
+                         dict(MODERN, classifier_pooling="mean"), "wordpiece", IDENTITY, 13),
 }
 
 
@@ -81,7 +92,15 @@ def save_classic(folder, dim, pool, most):
         {"max_seq_length": most, "do_lower_case": False}, indent=2) + "\n")
 
 
-def tokenizer_for(folder, name):
+def around_pairs(data, first, between, last, second_type):
+    """What published tokenizers have around two texts."""
+    def item(name, type_id):
+        return {"Sequence" if name in "AB" else "SpecialToken": {"id": name, "type_id": type_id}}
+    data["post_processor"]["pair"] = ([item(first, 0), item("A", 0)] + [item(b, 0) for b in between] +
+                                      [item("B", second_type), item(last, second_type)])
+
+
+def tokenizer_for(folder, name, pairs=False):
     data = json.loads((DATA / "tokenizers" / "hf" / name / "tokenizer.json").read_text())
     if name == "qwen2":  # as Qwen3-Embedding has it: an end behind the text, nothing before it
         end = "<|im_end|>"
@@ -96,9 +115,17 @@ def tokenizer_for(folder, name):
         names = dict(pad_token="<pad>", unk_token="<unk>", cls_token="<s>", sep_token="</s>", mask_token="<mask>")
     else:
         names = dict(pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]")
+    more = {}
+    if pairs and name == "unigram":
+        around_pairs(data, "<s>", ["</s>", "</s>"], "</s>", 0)
+    elif pairs and name == "wordpiece":  # ModernBERT's, whose types the model does not take
+        around_pairs(data, "[CLS]", ["[SEP]"], "[SEP]", 1)
+        more = {"model_input_names": ["input_ids", "attention_mask"]}
+    elif pairs:  # as BERT's tokenizer class says
+        more = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
     (folder / "tokenizer.json").write_text(json.dumps(data, ensure_ascii=False, separators=(",", ":")))
     (folder / "tokenizer_config.json").write_text(json.dumps(
-        {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 128, **names}) + "\n")
+        {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 128, **names, **more}) + "\n")
     vocab = data["model"]["vocab"]
     ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))
     return max([t["id"] for t in data["added_tokens"]] + list(ids)) + 1
@@ -140,10 +167,38 @@ def make(name):
     print(name, n_vocab, st.max_seq_length, sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()))
 
 
+def pairs(rng):
+    all_texts = [t for t in texts(rng) if t]
+    queries = ["which cat?", "École and 你好", "x"]
+    return [(queries[i % len(queries)], t) for i, t in enumerate(all_texts + all_texts[:2])] + [("a b", "")]
+
+
+def make_cross(name):
+    config, model, settings, tokenizer, activation, seed = CROSS[name]
+    folder = OUT / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    n_vocab = tokenizer_for(folder, tokenizer, pairs=True)
+    more = {"sentence_transformers": {"activation_fn": activation}} if activation else {}
+    m = getattr(transformers, model)(getattr(transformers, config)(vocab_size=n_vocab, num_labels=1, **settings, **more))
+    randomize(m, seed)
+    m.save_pretrained(folder)
+    (folder / "model.safetensors").chmod(0o644)
+    scorer = CrossEncoder(str(folder), device="cpu")
+    asked = pairs(random.Random(seed))
+    rows = [float(scorer.predict([p], batch_size=1)[0]) for p in asked]
+    with open(OUT / f"{name}.json", "w", encoding="utf-8") as f:
+        json.dump({"max_length": scorer.max_seq_length,
+                   "pairs": [{"query": q, "document": d, "score": round(s, 7)} for (q, d), s in zip(asked, rows)]}, f,
+                  indent=0)
+        f.write("\n")
+    print(name, n_vocab, scorer.max_seq_length, [round(s, 3) for s in rows])
+
+
 def main():
     torch.set_num_threads(1)
-    for name in MODELS:
-        make(name)
+    for name in sys.argv[1:] or [*MODELS, *CROSS]:
+        (make if name in MODELS else make_cross)(name)
 
 
 if __name__ == "__main__":

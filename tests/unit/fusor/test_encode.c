@@ -238,9 +238,9 @@ static void folder_with(char *dir, const char *name, const char *file, const cha
             ASSERT_OK(symlink(target, path));
             continue;
         }
-        char *text = slurp(target), *at = from ? strstr(text, from) : text;
+        char *text = from ? slurp(target) : NULL, *at = text ? strstr(text, from) : NULL;
         FILE *f = fopen(path, "wb");
-        ASSERT_TRUE(at != NULL && f != NULL);
+        ASSERT_TRUE((at != NULL || !from) && f != NULL);
         if (from)
             (void)fprintf(f, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from));
         else
@@ -284,8 +284,8 @@ TEST(folders_are_refused_by_name)
     expect_refused("config.json", "\"vocab_size\": 900", "\"vocab_size\": 800", -EBADMSG, "shape");
     expect_refused("config.json", "\"max_position_embeddings\": 160",
                    "\"max_position_embeddings\": 4000000000", -EBADMSG, "max_position");
-    expect_refused("config.json", "\"BertModel\"", "\"BertForSequenceClassification\"", -ENOTSUP,
-                   "BertForSequenceClassification");
+    expect_refused("config.json", "\"BertModel\"", "\"BertForTokenClassification\"", -ENOTSUP,
+                   "BertForTokenClassification");
     expect_refused("modules.json", "models.Normalize", "models.Dense", -ENOTSUP, "Dense");
     expect_refused("modules.json", "1_Pooling", "../1_Pooling", -EBADMSG, "out of the folder");
     expect_refused("modules.json", NULL, "{}", -EBADMSG, "modules.json");
@@ -299,6 +299,181 @@ TEST(folders_are_refused_by_name)
                    "\"do_lower_case\": true", -ENOTSUP, "do_lower_case");
     expect_refused("model.safetensors", NULL, "short", -EBADMSG, "safetensors");
     expect_refused("tokenizer.json", NULL, "{}", -ENOTSUP, "tokenizer.json");
+}
+
+/* ---- cross-encoders ---- */
+
+enum { PAIRS_MAX = 32 };
+static const char *const crosses[] = {"cross-bert", "cross-xlmr", "cross-modernbert"};
+enum { CROSSES = sizeof crosses / sizeof *crosses };
+
+struct pairs { /* the golden pairs of a model as tokens, and their scores */
+    json_t *json;
+    size_t n;
+    struct buf ids[PAIRS_MAX];
+    struct enc_text text[PAIRS_MAX];
+    float score[PAIRS_MAX];
+    double want[PAIRS_MAX];
+};
+
+static void pairs_open(struct pairs *s, const struct enc *e, const char *name)
+{
+    char rel[96];
+    (void)snprintf(rel, sizeof rel, "encoders/%s.json", name);
+    *s = (struct pairs){.json = json_load_file(test_data(rel), 0, NULL)};
+    const json_t *all = json_object_get(s->json, "pairs");
+    s->n = json_array_size(all);
+    ASSERT_TRUE(s->n >= 10 && s->n <= PAIRS_MAX);
+    ASSERT_EQ(enc_info(e)->ctx_max,
+              (unsigned)json_integer_value(json_object_get(s->json, "max_length")));
+    bool cut = false;
+    for (size_t i = 0; i < s->n; i++) {
+        const json_t *one = json_array_get(all, i), *q = json_object_get(one, "query"),
+                     *d = json_object_get(one, "document");
+        const struct enc_pair p = {.query = json_string_value(q),
+                                   .doc = json_string_value(d),
+                                   .query_len = json_string_length(q),
+                                   .doc_len = json_string_length(d),
+                                   .cut = true};
+        struct enc_pair_size z;
+        ASSERT_OK(enc_pair(e, &p, &s->ids[i], &z));
+        ASSERT_EQ(s->ids[i].len, z.n * sizeof(int32_t));
+        cut |= z.n_kept < z.n_doc;
+        s->text[i] = (struct enc_text){.tok = (const int32_t *)(const void *)s->ids[i].data,
+                                       .n = z.n,
+                                       .vec = &s->score[i],
+                                       .second = z.second};
+        s->want[i] = json_number_value(json_object_get(one, "score"));
+    }
+    ASSERT_TRUE(cut); /* one of the documents is too long */
+}
+
+static void pairs_close(struct pairs *s)
+{
+    for (size_t i = 0; i < s->n; i++)
+        buf_fini(&s->ids[i]);
+    json_decref(s->json);
+}
+
+TEST(scores_are_those_of_cross_encoder)
+{
+    for (size_t i = 0; i < CROSSES; i++) {
+        struct enc *e = open_folder(folder_of(crosses[i]), 2);
+        ASSERT_TRUE(enc_info(e)->scores);
+        ASSERT_EQ(enc_info(e)->sigmoid, strcmp(crosses[i], "cross-modernbert") != 0);
+        struct pairs s;
+        pairs_open(&s, e, crosses[i]);
+        double worst = 0, least = INFINITY, most = -INFINITY;
+        for (size_t k = 0; k < s.n; k++) {
+            ASSERT_OK(enc_run(e, &s.text[k], 1, NULL));
+            worst = fmax(worst, fabs((double)s.score[k] - s.want[k]));
+            least = fmin(least, s.want[k]);
+            most = fmax(most, s.want[k]);
+        }
+        printf("  %s: worst difference %.2e\n", crosses[i], worst);
+        ASSERT_TRUE(worst < 1e-4);
+        ASSERT_TRUE(most - least > 0.1); /* they tell documents apart */
+        pairs_close(&s);
+        enc_close(e);
+    }
+}
+
+TEST(batches_and_threads_change_no_bit_of_a_score)
+{
+    for (size_t i = 0; i < CROSSES; i++) {
+        struct enc *one = open_folder(folder_of(crosses[i]), 1),
+                   *e = open_folder(folder_of(crosses[i]), 3);
+        struct pairs s, t;
+        pairs_open(&s, one, crosses[i]);
+        pairs_open(&t, e, crosses[i]);
+        for (size_t k = s.n; k-- > 0;)
+            ASSERT_OK(enc_run(one, &s.text[k], 1, NULL));
+        ASSERT_OK(enc_run(e, t.text, t.n, NULL));
+        ASSERT_MEMEQ(s.score, t.score, s.n * sizeof *s.score);
+        pairs_close(&s);
+        pairs_close(&t);
+        enc_close(one);
+        enc_close(e);
+    }
+}
+
+TEST(pairs_are_cut_at_the_document)
+{
+    struct enc *e = open_folder(folder_of("cross-bert"), 1);
+    const unsigned most = enc_info(e)->ctx_max;
+    char text[1024];
+    for (size_t i = 0; i < sizeof text; i += 2)
+        memcpy(text + i, "a ", 2);
+    struct buf ids = BUF_INIT;
+    struct enc_pair_size z;
+    struct enc_pair p = {.query = "a a", .query_len = 3, .doc = text, .doc_len = sizeof text};
+    ASSERT_OK(enc_pair(e, &p, &ids, &z));
+    ASSERT_EQ(z.n_doc, sizeof text / 2);
+    ASSERT_EQ(z.n_kept, z.n_doc);
+    ASSERT_EQ(z.n, z.n_doc + 2 + 3); /* [CLS] a a [SEP] … [SEP] */
+    ASSERT_EQ(z.second, 4);
+    p.doc_max = 7;
+    ASSERT_OK(enc_pair(e, &p, &ids, &z));
+    ASSERT_EQ(z.n, 7 + 2 + 3);
+    p.doc_max = 500;
+    p.cut = true;
+    ASSERT_OK(enc_pair(e, &p, &ids, &z));
+    ASSERT_EQ(z.n, most);
+    p.query = text; /* which is never cut */
+    p.query_len = sizeof text;
+    ASSERT_OK(enc_pair(e, &p, &ids, &z));
+    ASSERT_EQ(z.n_kept, 0);
+    ASSERT_EQ(z.n, sizeof text / 2 + 3);
+    buf_fini(&ids);
+    enc_close(e);
+    /* Between a pair RoBERTa has two control tokens, and one type. */
+    const struct enc_opts o = {.dev = {.n_threads = 1}};
+    char dir[] = "/tmp/test_encode.XXXXXX";
+    folder_with(dir, "cross-bert", "tokenizer.json", "BertProcessing", "RobertaProcessing");
+    const int r = enc_open(dir, &o, &e, NULL);
+    ASSERT_OK(nftw(dir, remove_one, 8, FTW_DEPTH | FTW_PHYS));
+    ASSERT_OK(r);
+    ASSERT_OK(enc_pair(e, &(struct enc_pair){"a", "a", 1, 1}, &ids, &z));
+    ASSERT_EQ(z.n, 6);
+    ASSERT_EQ(z.second, 0);
+    buf_fini(&ids);
+    enc_close(e);
+}
+
+TEST(cross_encoders_are_refused_by_name)
+{
+    static const char f[] = "config.json", bert[] = "cross-bert", modern[] = "cross-modernbert";
+    static const struct {
+        const char *name, *file, *from, *to;
+        int rc;
+        const char *says;
+    } bad[] = {
+        {bert, f, "\"LABEL_0\"", "\"no\", \"1\": \"yes\"", -ENOTSUP, "2 labels"},
+        {bert, f, "\"id2label\"", "\"id_to_label\"", -ENOTSUP, "2 labels"},
+        {bert, f, "\"hidden_act\"",
+         "\"sbert_ce_default_activation_function\": "
+         "\"torch.nn.modules.activation.ReLU\", \"hidden_act\"",
+         -ENOTSUP, "ReLU"},
+        {bert, f, "\"BertForSequenceClassification\"", "\"RobertaForSequenceClassification\"",
+         -EBADMSG, "classifier.dense.weight"},
+        {bert, "tokenizer.json", "BertProcessing", "ByteLevel", -ENOTSUP, "pair"},
+        {modern, f, "\"mean\"", "\"last\"", -ENOTSUP, "last"},
+        {modern, f, "\"classifier_activation\": \"gelu\"", "\"classifier_activation\": \"silu\"",
+         -ENOTSUP, "silu"},
+        {modern, f, "linear.Identity", "activation.Tanh", -ENOTSUP, "Tanh"},
+        {modern, "tokenizer.json", "{\"Sequence\":{\"id\":\"B\"", "{\"Sequence\":{\"id\":\"A\"",
+         -ENOTSUP, "pair"},
+        {modern, "modules.json", NULL,
+         "[{\"type\":\"a.Transformer\",\"path\":\"\"},{\"type\":\"a.Dense\",\"path\":\"2\"}]",
+         -ENOTSUP, "modules.json"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        expect_refused_of(bad[i].name, bad[i].file, bad[i].from, bad[i].to, bad[i].rc, bad[i].says);
+    const struct enc_opts o = {.dev = {.n_threads = 1}, .pool = ENC_POOL_MEAN};
+    struct enc *e = NULL;
+    struct err err = {0};
+    ASSERT_ERR(enc_open(folder_of(bert), &o, &e, &err), -ENOTSUP);
+    ASSERT_TRUE(strstr(err.msg, "pooling") != NULL);
 }
 
 /* Rotary positions, gates and windows come in more kinds than are computed. */
