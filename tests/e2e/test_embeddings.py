@@ -8,9 +8,11 @@ import concurrent.futures
 import contextlib
 import json
 import os
+import shutil
 import signal
 import struct
 import subprocess
+import tempfile
 
 from harness import (ADMIN, KVBLEND, KVBLENDCTL, ROOT, WORKER, Program, clean_env, gateway, listening, main, need,
                      parse_metrics, tiny_model, until, unix_request, worker_listening)
@@ -290,6 +292,68 @@ def test_a_model_on_demand():
         until("the other one is ready", lambda: g.post(PATH, {"input": "a"}).status == 200)
         refused(g.post(PATH, {"model": "bad", "input": "a"}), 503, "model_loading")
         assert len(vectors(g.post(PATH, {"input": "a"}))) == 1
+
+
+def wide_encoder(into, width=256, layers=12, words=900, positions=512):
+    """A BERT that weighs something: MiB of its weights. What it says is of no use."""
+    tensors = {"embeddings.word_embeddings.weight": (words, width),
+               "embeddings.position_embeddings.weight": (positions, width),
+               "embeddings.token_type_embeddings.weight": (2, width)}
+    norms, linears = ["embeddings.LayerNorm"], []
+    for i in range(layers):
+        at = f"encoder.layer.{i}."
+        norms += [at + "attention.output.LayerNorm", at + "output.LayerNorm"]
+        linears += [(at + f"attention.self.{x}", width, width) for x in ("query", "key", "value")]
+        linears += [(at + "attention.output.dense", width, width), (at + "intermediate.dense", 4 * width, width),
+                    (at + "output.dense", width, 4 * width)]
+    for name in norms:
+        tensors[name + ".weight"] = tensors[name + ".bias"] = (width,)
+    for name, rows, cols in linears:
+        tensors[name + ".weight"], tensors[name + ".bias"] = (rows, cols), (rows,)
+    head, at = {}, 0
+    for name, shape in tensors.items():
+        n = 4 * shape[0] * (shape[1] if len(shape) > 1 else 1)
+        head[name] = {"dtype": "F32", "shape": shape, "data_offsets": [at, at + n]}
+        at += n
+    text = json.dumps(head).encode()
+    with open(os.path.join(into, "model.safetensors"), "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + struct.pack("<f", 0.01) * (at // 4))
+    with open(os.path.join(into, "config.json"), "w", encoding="utf-8") as f:
+        json.dump({"architectures": ["BertModel"], "hidden_size": width, "num_hidden_layers": layers,
+                   "num_attention_heads": 4, "intermediate_size": 4 * width, "vocab_size": words,
+                   "max_position_embeddings": positions, "hidden_act": "gelu", "pad_token_id": 0}, f)
+    shutil.copy(os.path.join(folder("bert-cls"), "tokenizer.json"), into)
+    return at / (1 << 20)
+
+
+def test_models_side_by_side_keep_to_what_is_stated():
+    """docs/gateway.md, "Memory": weights, ram, kv_pages, a batch's rows, and 32 MiB; none of it when it sleeps."""
+    def anon_mib(pid):
+        with open(f"/proc/{pid}/status", encoding="ascii") as f:
+            return int(f.read().split("RssAnon:")[1].split()[0]) / 1024
+
+    with tempfile.TemporaryDirectory() as wide:
+        weights, width = wide_encoder(wide), 256
+        with gateway("--also-model", f"{wide} dtype=f32 threads=1 served_model_name=wide load=on_demand idle=1s",
+                     "--also-model", f"{tiny_model()} ram=32MiB kv_pages=8MiB threads=1 served_model_name=second",
+                     "--retry-wait", "120s", model=folder("bert-cls")) as g:
+            until("the others are ready", lambda: g.get("/ready").json().get("workers") == 3)
+            for i in range(80):  # more KV than there is room for
+                parts = [f"{i} {k} " + "mill and wheel " * 20 for k in range(4)] + ["what?"]
+                r = g.post("/v1/chat/completions", {"model": "second", "max_tokens": 1, "messages": [
+                    {"role": "user", "content": [{"type": "text", "text": t} for t in parts]}]})
+                assert r.status == 200, r.body
+            chat = state_of(g, "second")[1]
+            until("its room is full", lambda: anon_mib(chat) > 32 + 8)
+            assert anon_mib(chat) < 32 + 8 + 32, anon_mib(chat)
+            assert len(vectors(g.post(PATH, {"model": "wide", "input": [[5] * 500] * 8}))) == 8
+            state, pid = state_of(g, "wide")
+            if pid:  # unless it is idle already
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    got = anon_mib(pid)
+                    assert got < weights + 20 * width * 1024 / (1 << 20) + 32, (got, weights)
+            until("it sleeps", lambda: state_of(g, "wide") == ("asleep", 0), 60)
+            assert not pid or not os.path.exists(f"/proc/{pid}")
 
 
 def test_models_alone_and_wrong_ones():
