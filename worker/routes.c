@@ -161,6 +161,7 @@ static const struct wk_route routes[] = {
     {"/admin/mrc", "GET", "admin", 0, wk_admin_mrc},
     {"/admin/doctor", "GET", "admin", 0, .task = wk_admin_doctor},
     {"/admin/residents", "GET", "residents", 0, wk_feed_get},
+    {"/admin/events/kv", "GET", "events", 0, wk_events_get},
     {"/admin/decisions", "GET", "admin", 0, wk_admin_decisions},
     {"/admin/decisions/", "GET", "admin", R_REST, wk_admin_decisions},
     {"/admin/heat/", "GET", "admin", R_REST, wk_admin_heat},

@@ -138,7 +138,8 @@ static void on_tick(void *arg)
     wk_announce_tick(w);
     wk_gens_tick(w);
     if (atomic_load(&w->state) == WK_READY && w->store) wk_tiers_watch(w);
-    if (w->fleet.readers || atomic_load(&w->state) == WK_READY) wk_feed_tick(w);
+    if (w->fleet.readers || w->fleet.subscribers || atomic_load(&w->state) == WK_READY)
+        wk_feed_tick(w);
     if (w->process.drain_deadline_ns) {
         if (w->requests.n_gens == 0 && http_server_n_requests(w->process.server) == 0) {
             log_event(LOG_NOTICE, "drained", "requests=0");

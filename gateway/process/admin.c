@@ -396,6 +396,7 @@ const struct gw_route gw_admin_routes[] = {
     {"/admin/boundaries", "POST", NULL, admin_boundaries, GW_R_ADMIN},
     {"/admin/segment", "POST", "/admin/segment", NULL,
      GW_R_ADMIN | GW_R_JSON | GW_R_DETECT | GW_R_WORKER | GW_R_REPEAT},
+    {"/admin/events/kv", "GET", "/admin/events/kv", NULL, GW_R_ADMIN | GW_R_WORKER | GW_R_ENDLESS},
     {"/admin/", "GET, POST, PUT, DELETE", "/admin/", NULL, GW_R_ADMIN | GW_R_REST | GW_R_WORKER},
 };
 const size_t gw_admin_n_routes = sizeof gw_admin_routes / sizeof gw_admin_routes[0];

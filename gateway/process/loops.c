@@ -95,7 +95,8 @@ static void stop_accepting(struct gw_loop *loop)
     loop->accepting = false;
     http_server_stop_accepting(loop->public);
     for (struct gw_req *q = loop->reqs; q; q = q->next) /* nobody waits for the rest of a body */
-        if (q->stage == GW_READING && q->route && !q->route->answer)
+        if (q->route &&
+            ((q->stage == GW_READING && !q->route->answer) || q->route->props & GW_R_ENDLESS))
             gw_relay_cut(q, GW_E_DRAINING, "The server is shutting down.");
     (void)atomic_fetch_add(&loop->server->n_closed, 1);
 }

@@ -49,6 +49,8 @@ static struct metric events[WK_METRICS] = {
                    .type = METRIC_GAUGE,
                    .help = "Generation requests in any stage."},
     [WK_GENERATED] = COUNTER("kvblend_generated_tokens_total", "Tokens generated."),
+    [WK_EVENT_READERS_CUT] = COUNTER("kvblend_event_readers_cut_total",
+                                     "Readers of KV events that were cut off: they took too few."),
     [WK_SCORED] = COUNTER("kvblend_scored_documents_total", "Documents scored for a query."),
     [WK_SCORE_LEFT] = HIST("kvblend_score_left", share_bounds,
                            "Share of a blended request's selection score that was not recomputed."),

@@ -27,6 +27,7 @@ enum wk_metric {
     WK_PREDICTION_ERROR,
     WK_EXPOSED_LOAD,
     WK_DECIDE,
+    WK_EVENT_READERS_CUT,
     WK_METRICS
 };
 void wk_metrics_init(void); /* idempotent */

@@ -6,6 +6,7 @@
  * a second is soon enough for routing. Shared tiers are left out: what every worker can fetch makes
  * none of them a better choice. */
 #include "base/clock.h"
+#include "tiers/record.h"
 #include "tiers/store_admin.h"
 #include "worker/call.h"
 #include "worker/fleet/residency.h"
@@ -153,15 +154,20 @@ void wk_feed_tick(struct worker *w)
 {
     uint64_t now = clock_ns();
 
+    if (w->fleet.subscribers) w->fleet.read_ns = now;
     if (w->fleet.read_ns == 0 || now - w->fleet.read_ns > (uint64_t)READ_S * 1000000000) return;
     (void)residency_sweep(w->fleet.residency, where, w->store, SWEEP_MAX);
     answer_due(w, now);
+    wk_events_tick(w);
 }
 
-void wk_feed_note(struct worker *w, const struct wk_prompt *p)
+void wk_feed_note(struct worker *w, const struct wk_prompt *p, const char *ns)
 {
+    const uint64_t hash = p->n_cut ? record_ns_hash(ns) : 0;
+
     for (size_t i = 0; i < p->n_cut; i++) {
         const struct wk_cut *c = &p->cut[i];
-        if (c->text_id) residency_note(w->fleet.residency, c->text_id, &c->key, c->n);
+        const struct residency_chunk chunk = {c->text_id, c->key, hash, c->n};
+        if (c->text_id) residency_note(w->fleet.residency, &chunk);
     }
 }

@@ -1,4 +1,5 @@
-/* fleet: what gateways learn of this worker: which texts it holds (feed.c), what waits for its
+/* fleet: what gateways and other routers learn of this worker: which texts it holds (feed.c,
+ * events.c), what waits for its
  * engine (load.c), and where it is (announce.c, with Redis as the registry).
  *
  * Thread: as said at each. */
@@ -16,20 +17,27 @@ struct wk_call;
 struct wk_load;
 struct wk_prompt;
 struct wk_reader;
+struct wk_subscriber;
 struct wk_fleet {
     struct residency *residency; /* which texts are here: any thread */
     struct wk_load *load;        /* what waits here: any thread */
     /* loop */
-    struct wk_reader *readers;    /* long polls that wait for news */
-    struct wk_announce *announce; /* NULL: not registered */
-    uint64_t epoch, read_ns;      /* of this life; when a gateway asked last */
+    struct wk_reader *readers;         /* long polls that wait for news */
+    struct wk_subscriber *subscribers; /* of events */
+    struct wk_announce *announce;      /* NULL: not registered */
+    uint64_t epoch, read_ns;           /* of this life; when a gateway asked last */
 };
 
 /* ---- feed.c: GET /admin/residents; loop ---- */
 void wk_feed_get(struct worker *w, struct wk_call *c, const char *rest);
 void wk_feed_tick(struct worker *w); /* every 250 ms, with a store */
 void wk_feed_load(struct worker *w); /* answers the readers that wait for news of the load */
-void wk_feed_note(struct worker *w, const struct wk_prompt *p); /* any thread */
+/* Any thread; ns: whose it is. */
+void wk_feed_note(struct worker *w, const struct wk_prompt *p, const char *ns);
+
+/* ---- events.c: GET /admin/events/kv; loop ---- */
+void wk_events_get(struct worker *w, struct wk_call *c, const char *rest);
+void wk_events_tick(struct worker *w); /* wk_feed_tick()'s */
 
 /* ---- load.c; any thread ---- */
 int wk_load_create(struct wk_load **ret);

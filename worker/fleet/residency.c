@@ -18,6 +18,7 @@ enum {
 struct text {
     uint64_t id, seq; /* seq: of its last change, while it is held */
     struct tier_key key;
+    uint64_t ns;
     uint32_t n_tok;
     int8_t place;                /* <0: not held */
     TAILQ_ENTRY(text) age, news; /* by when it came; by when it changed, while held */
@@ -35,7 +36,9 @@ struct residency {
     uint32_t mask, capacity, n, n_held, cursor;
     TAILQ_HEAD(texts, text) age, news; /* last: the newest */
     struct gone gone[GONE_MAX];
-    uint64_t n_gone; /* ever; a ring */
+    uint64_t n_gone;                 /* ever; a ring */
+    struct residency_change *change; /* by number, a ring; NULL: nobody wants them */
+    uint64_t first_change;           /* the first that was remembered */
 };
 
 static struct bucket *text_bucket(struct residency *r, uint64_t id)
@@ -43,11 +46,20 @@ static struct bucket *text_bucket(struct residency *r, uint64_t id)
     return &r->bucket[(id ^ id >> 32) & r->mask];
 }
 
+/* It has just got its number. */
+static void note_change(struct residency *r, const struct text *t, int from, int to)
+{
+    if (!r->change) return;
+    r->change[r->seq % RESIDENCY_CHANGES_MAX] =
+        (struct residency_change){r->seq, t->key, t->ns, t->n_tok, (int8_t)from, (int8_t)to};
+}
+
 static void went(struct residency *r, struct text *t)
 {
     struct gone *g = &r->gone[r->n_gone++ % GONE_MAX];
     if (r->n_gone > GONE_MAX) r->lost_seq = g->seq;
     *g = (struct gone){t->id, ++r->seq};
+    note_change(r, t, t->place, -1);
     TAILQ_REMOVE(&r->news, t, news);
     t->place = -1;
     r->n_held--;
@@ -59,8 +71,9 @@ static void held(struct residency *r, struct text *t, int place)
         TAILQ_REMOVE(&r->news, t, news);
     else
         r->n_held++;
-    t->place = (int8_t)place;
     t->seq = ++r->seq;
+    note_change(r, t, t->place, place);
+    t->place = (int8_t)place;
     TAILQ_INSERT_TAIL(&r->news, t, news);
 }
 
@@ -104,26 +117,29 @@ void residency_destroy(struct residency *r)
     (void)pthread_mutex_destroy(&r->m);
     mem_free(r->text);
     mem_free(r->bucket);
+    mem_free(r->change);
     mem_free(r);
 }
 
-void residency_note(struct residency *r, uint64_t text_id, const struct tier_key *key, uint32_t n)
+void residency_note(struct residency *r, const struct residency_chunk *c)
 {
     (void)pthread_mutex_lock(&r->m);
-    struct bucket *in = text_bucket(r, text_id);
+    struct bucket *in = text_bucket(r, c->text_id);
     struct text *t;
     LIST_FOREACH(t, in, chain)
-    if (t->id == text_id) break;
+    if (t->id == c->text_id) break;
     if (!t) {
         t = text_take(r);
-        *t = (struct text){.id = text_id, .place = -1};
+        *t = (struct text){.id = c->text_id, .place = -1};
         LIST_INSERT_HEAD(in, t, chain);
     } else {
         TAILQ_REMOVE(&r->age, t, age);
     }
     TAILQ_INSERT_TAIL(&r->age, t, age);
-    t->key = *key;
-    t->n_tok = n;
+    if (t->place >= 0 && !tier_key_same(&t->key, &c->key)) went(r, t); /* cut otherwise now */
+    t->key = c->key;
+    t->ns = c->ns;
+    t->n_tok = c->n_tok;
     (void)pthread_mutex_unlock(&r->m);
 }
 
@@ -148,6 +164,44 @@ bool residency_sweep(struct residency *r, int (*where)(void *ctx, const struct t
     bool changed = r->seq != before;
     (void)pthread_mutex_unlock(&r->m);
     return changed;
+}
+
+int residency_remember(struct residency *r)
+{
+    (void)pthread_mutex_lock(&r->m);
+    if (!r->change) {
+        r->change = mem_alloc(RESIDENCY_CHANGES_MAX * sizeof *r->change);
+        r->first_change = r->seq + 1;
+    }
+    const int rc = r->change ? 0 : -ENOMEM;
+    (void)pthread_mutex_unlock(&r->m);
+    return rc;
+}
+
+int residency_changes(struct residency *r, uint64_t since, struct residency_change *ret, size_t max)
+{
+    (void)pthread_mutex_lock(&r->m);
+    const uint64_t oldest = r->seq < RESIDENCY_CHANGES_MAX ? 0 : r->seq - RESIDENCY_CHANGES_MAX + 1;
+    const bool lost = since > r->seq || since + 1 < r->first_change || since + 1 < oldest;
+    size_t n = 0;
+    for (uint64_t seq = since + 1; !lost && seq <= r->seq && n < max; seq++)
+        ret[n++] = r->change[seq % RESIDENCY_CHANGES_MAX];
+    (void)pthread_mutex_unlock(&r->m);
+    return lost ? -ESTALE : (int)n;
+}
+
+size_t residency_page(struct residency *r, uint32_t *cursor, struct residency_change *ret,
+                      size_t max)
+{
+    size_t n = 0;
+    (void)pthread_mutex_lock(&r->m);
+    for (; *cursor < r->n && n < max; ++*cursor) {
+        const struct text *t = &r->text[*cursor];
+        if (t->place < 0) continue;
+        ret[n++] = (struct residency_change){t->seq, t->key, t->ns, t->n_tok, -1, t->place};
+    }
+    (void)pthread_mutex_unlock(&r->m);
+    return n;
 }
 
 uint64_t residency_seq(struct residency *r)

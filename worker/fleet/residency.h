@@ -22,8 +22,13 @@ enum { RESIDENCY_MAX = 65536, RESIDENCY_PLACES_MAX = 8 };
 
 int residency_create(uint32_t capacity, uint64_t epoch, struct residency **ret);
 void residency_destroy(struct residency *r);
-/* A request's chunk (of n tokens): its text has this key as of now. */
-void residency_note(struct residency *r, uint64_t text_id, const struct tier_key *key, uint32_t n);
+struct residency_chunk { /* of a request: its text has this key as of now */
+    uint64_t text_id;
+    struct tier_key key;
+    uint64_t ns; /* record_ns_hash() */
+    uint32_t n_tok;
+};
+void residency_note(struct residency *r, const struct residency_chunk *c);
 /* Ask for up to `max` texts, taking turns, where they are: `where` answers a place (0 = RAM …) or
  * <0. Returns whether something changed. */
 bool residency_sweep(struct residency *r, int (*where)(void *ctx, const struct tier_key *key),
@@ -40,6 +45,23 @@ struct residency_ask {
     size_t n_places;
     double ms_per_token; /* of computing instead; 0 = unknown */
 };
+/* ---- for who wants keys: changes one by one, since residency_remember() ---- */
+struct residency_change {
+    uint64_t seq;
+    struct tier_key key;
+    uint64_t ns;
+    uint32_t n_tok;
+    int8_t from, to; /* places; <0: none */
+};
+enum { RESIDENCY_CHANGES_MAX = 8192 };
+int residency_remember(struct residency *r); /* from now on, so many; -ENOMEM */
+/* Up to max behind number `since`, oldest first; their number, or -ESTALE: not all are remembered.
+ */
+int residency_changes(struct residency *r, uint64_t since, struct residency_change *ret,
+                      size_t max);
+/* What is held, as changes from nowhere: up to max from *cursor on, which moves; 0: it was all. */
+size_t residency_page(struct residency *r, uint32_t *cursor, struct residency_change *ret,
+                      size_t max);
 /* docs/api.md, GET /admin/residents: "@EPOCH SEQ full|delta", then "+ID TOKENS COST TIER" or "-ID",
  * a line each. */
 int residency_format(struct residency *r, const struct residency_ask *a, struct buf *out);

@@ -111,7 +111,7 @@ static int prepare_all(struct wk_task *t)
         p->p.start_ns = g->start_ns;
         if (rc >= 0) rc = check_size(g, p);
         if (rc < 0) return rc;
-        wk_feed_note(t->w, &p->p);
+        wk_feed_note(t->w, &p->p, g->req.kv.ns);
         if (!nothing_to_generate(g)) wk_lookup_prompt(t->w, &p->p, &g->req.kv, &t->gone);
         p->p.at.answered_ns = clock_ns();
         if (!open_choices(g, p)) return -ENOMEM;

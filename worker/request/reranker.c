@@ -364,12 +364,14 @@ static void note(const struct making *x)
     const struct wk_prompt *p = x->p;
     const struct api_text *d = &x->q->doc[x->i];
     const struct wk_block *b = p->n_block ? &p->block[p->n_block - 1] : NULL;
-    const uint64_t id = seg_ranked_id(x->q->r.kv.ns, d->text, d->len);
+    const char *ns = x->q->r.kv.ns;
+    struct residency_chunk c = {.text_id = seg_ranked_id(ns, d->text, d->len)};
 
-    if (p->n_cut)
-        residency_note(x->w->fleet.residency, id, &p->cut[0].key, p->cut[0].n);
-    else if (b && x->q->r.kv.order == API_DOCUMENT_FIRST)
-        residency_note(x->w->fleet.residency, id, &b->key, b->n);
+    if (!p->n_cut && !(b && x->q->r.kv.order == API_DOCUMENT_FIRST)) return;
+    c.ns = record_ns_hash(ns);
+    c.key = p->n_cut ? p->cut[0].key : b->key;
+    c.n_tok = p->n_cut ? p->cut[0].n : b->n;
+    residency_note(x->w->fleet.residency, &c);
 }
 
 /* A small body may have a thousand long prompts: once they are cut, only their tokens are read. */

@@ -76,9 +76,10 @@ static int encode_all(struct warmup *s, const json_t *list)
             it->state = ITEM_SHORT;
             continue;
         }
-        residency_note(t->w->fleet.residency,
-                       seg_text_id(s->ns, json_string_value(v), json_string_length(v)), &it->key,
-                       it->n);
+        const struct residency_chunk chunk = {
+            seg_text_id(s->ns, json_string_value(v), json_string_length(v)), it->key,
+            record_ns_hash(s->ns), it->n};
+        residency_note(t->w->fleet.residency, &chunk);
     }
     return 0;
 }

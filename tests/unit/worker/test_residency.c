@@ -28,8 +28,7 @@ static struct tier_key key_of(uint64_t id)
 
 static void note(struct residency *r, uint64_t id, uint32_t n)
 {
-    struct tier_key k = key_of(id);
-    residency_note(r, id, &k, n);
+    residency_note(r, &(struct residency_chunk){id, key_of(id), 5, n});
 }
 
 static const char *ask(struct residency *r, uint64_t epoch, uint64_t since, struct buf *out)
@@ -186,4 +185,74 @@ TEST(out_of_memory)
         ASSERT_ERR(residency_create(100, 1, &r), -ENOMEM);
     }
     mem_fail_nth(0);
+}
+
+static void expect(const struct residency_change *x, uint64_t key, int from, int to)
+{
+    ASSERT_EQ(x->key.lo, key);
+    ASSERT_EQ(x->from, from);
+    ASSERT_EQ(x->to, to);
+    ASSERT_EQ(x->ns, 5);
+}
+
+TEST(changes_one_by_one)
+{
+    struct residency *r;
+    struct residency_change x[8];
+    nobody();
+    ASSERT_OK(residency_create(16, 1, &r));
+    note(r, 1, 100);
+    place_of[1] = 0;
+    ASSERT_TRUE(residency_sweep(r, where, NULL, 100));
+    ASSERT_OK(residency_remember(r));
+    ASSERT_EQ(residency_changes(r, 0, x, 8), -ESTALE); /* what was before is not remembered */
+    ASSERT_EQ(residency_changes(r, 2, x, 8), -ESTALE); /* yet to come */
+    ASSERT_EQ(residency_changes(r, 1, x, 8), 0);
+    note(r, 2, 200);
+    place_of[1] = 1;
+    place_of[2] = 0;
+    ASSERT_TRUE(residency_sweep(r, where, NULL, 100));
+    place_of[2] = -ENOENT;
+    ASSERT_TRUE(residency_sweep(r, where, NULL, 100));
+    ASSERT_EQ(residency_changes(r, 1, x, 8), 3);
+    expect(&x[0], 1, 0, 1);
+    expect(&x[1], 2, -1, 0);
+    expect(&x[2], 2, 0, -1);
+    ASSERT_EQ(x[1].n_tok, 200);
+    ASSERT_EQ(residency_changes(r, 1, x, 2), 2);
+    ASSERT_EQ(residency_changes(r, x[1].seq, x, 8), 1);
+    residency_note(r,
+                   &(struct residency_chunk){1, key_of(9), 5, 100}); /* the text is cut otherwise */
+    ASSERT_EQ(residency_changes(r, 4, x, 8), 1);
+    expect(&x[0], 1, 1, -1);
+    residency_destroy(r);
+}
+
+TEST(a_reader_that_is_far_behind_begins_anew)
+{
+    struct residency *r;
+    struct residency_change x[300];
+    uint32_t cursor = 0;
+    nobody();
+    ASSERT_OK(residency_create(IDS, 1, &r));
+    ASSERT_OK(residency_remember(r));
+    for (int i = 0; i < IDS; i++)
+        note(r, (uint64_t)i, 16);
+    for (int round = 0; round <= RESIDENCY_CHANGES_MAX / IDS; round++) {
+        for (int i = 0; i < IDS; i++)
+            place_of[i] = round % 2;
+        ASSERT_TRUE(residency_sweep(r, where, NULL, IDS));
+    }
+    const uint64_t now = residency_seq(r);
+    ASSERT_TRUE(now > RESIDENCY_CHANGES_MAX);
+    ASSERT_EQ(residency_changes(r, now - RESIDENCY_CHANGES_MAX - 1, x, 300), -ESTALE);
+    ASSERT_EQ(residency_changes(r, now - RESIDENCY_CHANGES_MAX, x, 300), 300);
+    ASSERT_EQ(x[0].seq, now - RESIDENCY_CHANGES_MAX + 1);
+    ASSERT_EQ(residency_page(r, &cursor, x, 300), 300);
+    ASSERT_TRUE(x[0].from < 0 && x[0].to >= 0 && x[299].key.lo == 299);
+    place_of[IDS - 1] = -ENOENT;
+    ASSERT_TRUE(residency_sweep(r, where, NULL, IDS));
+    ASSERT_EQ(residency_page(r, &cursor, x, 300), IDS - 300 - 1);
+    ASSERT_EQ(residency_page(r, &cursor, x, 300), 0);
+    residency_destroy(r);
 }
