@@ -149,7 +149,7 @@ static bool tell(struct wk_subscriber *s)
     return http_reply_pending(s->call->r) < BACKLOG_BYTES;
 }
 
-static void forget(struct wk_subscriber *s)
+static void drop_subscriber(struct wk_subscriber *s)
 {
     struct wk_subscriber **p = &s->call->w->fleet.subscribers;
 
@@ -162,7 +162,7 @@ static void forget(struct wk_subscriber *s)
 
 static void subscriber_closed(void *owner, bool aborted)
 {
-    forget(owner);
+    drop_subscriber(owner);
 }
 
 void wk_events_tick(struct worker *w)
@@ -173,11 +173,11 @@ void wk_events_tick(struct worker *w)
         struct http_req *r = s->call->r;
         next = s->next;
         if (ends) {
-            forget(s);
+            drop_subscriber(s);
             (void)http_reply_end(r);
         } else if (!tell(s)) {
             wk_metric_add(WK_EVENT_READERS_CUT, 1);
-            forget(s);
+            drop_subscriber(s);
             http_reply_abort(r);
         }
     }
