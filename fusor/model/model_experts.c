@@ -51,13 +51,15 @@ static enum model_w bias_kind(unsigned kind)
     return (enum model_w)(MODEL_EXPERT_GATE_BIAS + kind);
 }
 
-/* A tensor whose rows are the weight's. */
+/* A tensor whose rows are the weight's; of biases whose values are. */
 static int bind_whole(struct model *m, enum model_w w, unsigned layer, const char *name,
                       struct dims d, struct err *err)
 {
     struct tensor *t = NULL;
     int r = model_take(m, name, d, &t, err);
     if (r < 0) return r;
+    if (w >= MODEL_EXPERT_GATE_BIAS && t->type->block != 1)
+        return err_set(err, -ENOTSUP, "vectors \"%s\" are quantised (%s)", name, t->type_name);
     model_bind(m, w, layer,
                (struct weight){.data = t->data, .type = t->type, .size_bytes = t->size_bytes});
     return 0;

@@ -693,11 +693,30 @@ TEST(mxfp4_that_does_not_fit_is_refused)
     }
 }
 
+TEST(quantised_biases_are_refused)
+{
+    static const char name[] = "blk.0.ffn_gate_exps.bias";
+    const uint32_t q8_0 = 8;
+    size_t len;
+    uint8_t *p = read_whole(test_data("models/gpt-oss.F32.gguf"), &len);
+    uint8_t *at = memmem(p, len, name, sizeof(name) - 1);
+    struct model *m = NULL;
+    struct err err = {0};
+    struct mem_file f;
+    ASSERT_TRUE(at != NULL);
+    /* Behind its name stand the number of its dimensions, these two, and the type. */
+    memcpy(at + sizeof(name) - 1 + 4 + 2 * 8, &q8_0, sizeof(q8_0));
+    mem_file_init(&f, p, len);
+    ASSERT_ERR(model_open(f.path, &m, &err), -ENOTSUP);
+    if (!strstr(err.msg, "are quantised (Q8_0)")) test_fail(__FILE__, __LINE__, "%s", err.msg);
+    mem_file_fini(&f);
+    mem_free(p);
+}
+
 /* One bit of a scale is one of the model. */
 TEST(fingerprint_covers_scales)
 {
     struct folder f;
-    char config[160];
     size_t len;
     struct model *a = open_model("gpt-oss-mxfp4"), *b;
     folder_init(&f, "gpt-oss-mxfp4");
@@ -712,8 +731,7 @@ TEST(fingerprint_covers_scales)
     ASSERT_OK(unlink(f.weights));
     FILE *out = fopen(f.weights, "wb");
     ASSERT_TRUE(out && fwrite(p, 1, len, out) == len && fclose(out) == 0);
-    (void)snprintf(config, sizeof(config), "%s", "models/gpt-oss-mxfp4/config.json");
-    char *whole = realpath(test_data(config), NULL);
+    char *whole = realpath(test_data("models/gpt-oss-mxfp4/config.json"), NULL);
     ASSERT_OK(symlink(whole, f.config));
     ASSERT_OK(model_open(f.dir, &b, NULL));
     ASSERT_TRUE(memcmp(model_config(a)->fingerprint, model_config(b)->fingerprint, 16) != 0);
