@@ -450,6 +450,29 @@ def test_litellm_rerank():
     ranked_twice("LiteLLM as vLLM", ranker(f"hosted_vllm/{own}", base))
 
 
+def test_a_cross_encoder():
+    """The same clients, of a model that does nothing else: its scores are those that sentence-transformers gives."""
+    model = os.path.join(ROOT, "tests", "data", "encoders", "cross-bert")
+    with open(model + ".json", encoding="utf-8") as f:
+        pairs = [p for p in json.load(f)["pairs"] if p["query"] == "x" and len(p["document"]) < 50]
+    documents = [p["document"] for p in pairs]
+    with gateway(model=model) as g:
+        root = f"http://127.0.0.1:{g.port}"
+        cohere_results = cohere.ClientV2(api_key="none", base_url=root, timeout=120).rerank(
+            model="cross-bert", query="x", documents=documents).results
+        got = {"Cohere": [(x.index, x.relevance_score) for x in cohere_results]}
+        for name, url in (("cohere", root), ("jina_ai", root + "/v1"), ("hosted_vllm", root + "/v1")):
+            r = litellm.rerank(model=f"{name}/cross-bert", api_base=url, api_key="none", query="x", documents=documents,
+                               return_documents=False)
+            got["LiteLLM as " + name] = [(x["index"], x["relevance_score"]) for x in r.results]
+        ranker = LangChainRerank(cohere_api_key="none", base_url=root, model="cross-bert", top_n=len(documents))
+        got["LangChain"] = [(x["index"], x["relevance_score"]) for x in ranker.rerank(documents, "x")]
+    for client, ranked in got.items():
+        assert [s for _, s in ranked] == sorted((s for _, s in ranked), reverse=True), (client, ranked)
+        assert sorted(i for i, _ in ranked) == list(range(len(pairs))), (client, ranked)
+        assert all(abs(s - pairs[i]["score"]) < 1e-4 for i, s in ranked), (client, ranked, pairs)
+
+
 if __name__ == "__main__":
     with gateway(model=real_model()) as server:
         base = f"http://127.0.0.1:{server.port}/v1"

@@ -1,6 +1,6 @@
 /* Fuzz target: any bytes as an encoder's folder: config.json, behind the first NUL byte
  * modules.json, behind the next one the weights. What opens is run: a text alone has the vector
- * that it has beside another. */
+ * that it has beside another, a pair the score. */
 #include "base/assert.h"
 #include "fusor/encode/encode_int.h"
 #include "tests/fuzz/fuzz_dir.h"
@@ -20,10 +20,11 @@ static void run(struct enc_bert *b, const struct enc_cfg *c, enum enc_pool pool)
     if (c->D > D_MAX) return;
     for (uint32_t i = 0; i < n; i++)
         tok[i] = (int32_t)(i % c->V);
-    const struct enc_text two[] = {{tok, n, vec[0]}, {tok, 1, vec[1]}}, one = {tok, n, vec[2]};
+    const struct enc_text two[] = {{tok, n, vec[0], n / 2}, {tok, 1, vec[1], 0}},
+                          one = {tok, n, vec[2], n / 2};
     if (enc_bert_run(b, two, 2, pool, NULL) < 0) return;
     ASSERT(enc_bert_run(b, &one, 1, pool, NULL) == 0);
-    ASSERT(memcmp(vec[0], vec[2], c->D * sizeof **vec) == 0);
+    ASSERT(memcmp(vec[0], vec[2], (c->head ? 1 : c->D) * sizeof **vec) == 0);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)
@@ -47,8 +48,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)
     const int r = enc_read_config(dir.path, &c, &err);
     ASSERT(r >= 0 || *err.msg);
     if (enc_read_pooling(dir.path, r == 1 ? c.D : 4, &p, &err) < 0) ASSERT(*err.msg);
+    if (enc_read_scoring(dir.path, &p, &err) < 0) ASSERT(*err.msg);
     if (r != 1 || enc_bert_open(dir.path, &c, &o, &b, &err) < 0) return 0;
-    run(b, &c, p.pool ? p.pool : ENC_POOL_MEAN);
+    run(b, &c, c.head ? c.head_pool : p.pool ? p.pool : ENC_POOL_MEAN);
     enc_bert_close(b);
     return 0;
 }

@@ -4,7 +4,7 @@ and of fuzz_tokenizer.c those of encoders.
 
 Writes tests/fuzz/corpus/gguf/: llama (divisors of frequencies), gemma3 (layers of two kinds), phi3 (packed tensors,
 longrope), and split, whose two parts stand one behind the other; tests/fuzz/corpus/encoder/: bert, nomic, gte,
-modernbert (settings, modules and weights, divided by NUL bytes).
+modernbert, cross_bert, cross_modernbert (settings, modules and weights, divided by NUL bytes).
 
 Run: python3 tests/data/make/make_fuzz_models.py   (needs numpy, gguf)
 """
@@ -62,7 +62,7 @@ def linear(name, rows, bias):
     return {f"{name}.weight": (rows, 4)} | ({f"{name}.bias": (rows,)} if bias else {})
 
 
-def encoder(path, arch, more, weights):
+def encoder(path, arch, more, weights, modules=MODULES):
     table, data = {}, b""
     for name, shape in weights.items():
         n = 4 * int(np.prod(shape))
@@ -71,7 +71,7 @@ def encoder(path, arch, more, weights):
     head = json.dumps(table, separators=(",", ":")).encode()
     config = dict(SETTINGS, architectures=[arch], pooling_mode="mean", **more)
     with open(path, "wb") as f:
-        f.write(b"\0".join([json.dumps(config).encode(), json.dumps(MODULES).encode(),
+        f.write(b"\0".join([json.dumps(config).encode(), json.dumps(modules).encode(),
                             struct.pack("<Q", len(head)) + head + data]))
 
 
@@ -79,10 +79,14 @@ def encoders(out):
     at = lambda name: os.path.join(out, name)
     words, types = {"embeddings.word_embeddings.weight": (8, 4)}, {"embeddings.token_type_embeddings.weight": (1, 4)}
     layer = "encoder.layer.0."
-    encoder(at("bert"), "BertModel", {}, words | types | {"embeddings.position_embeddings.weight": (8, 4)} |
-            norm("embeddings.LayerNorm") | norm(layer + "attention.output.LayerNorm") | norm(layer + "output.LayerNorm") |
+    bert = (words | types | {"embeddings.position_embeddings.weight": (8, 4)} | norm("embeddings.LayerNorm") |
+            norm(layer + "attention.output.LayerNorm") | norm(layer + "output.LayerNorm") |
             {k: v for x in ("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
                             "intermediate.dense", "output.dense") for k, v in linear(layer + x, 4, True).items()})
+    encoder(at("bert"), "BertModel", {}, bert)
+    one, alone = {"id2label": {"0": ""}}, [{"type": "Transformer", "path": ""}]
+    encoder(at("cross_bert"), "BertForSequenceClassification", one | {"type_vocab_size": 2}, bert |
+            {k: (2, 4) for k in types} | linear("pooler.dense", 4, True) | linear("classifier", 1, True), alone)
     encoder(at("gte"), "NewModel", {"rope_theta": 100}, words | types | norm("embeddings.LayerNorm") |
             norm(layer + "attn_ln") | norm(layer + "mlp_ln") | linear(layer + "attention.qkv_proj", 12, True) |
             linear(layer + "attention.o_proj", 4, True) | linear(layer + "mlp.up_gate_proj", 8, False) |
@@ -100,6 +104,10 @@ def encoders(out):
         weights |= linear(layer + "mlp.Wi", 8, False) | linear(layer + "mlp.Wo", 4, False)
     encoder(at("modernbert"), "ModernBertModel", {"num_hidden_layers": 2, "local_attention": 2, "global_rope_theta": 100},
             weights)
+    encoder(at("cross_modernbert"), "ModernBertForSequenceClassification",
+            one | {"num_hidden_layers": 2, "local_attention": 2, "global_rope_theta": 100, "classifier_pooling": "mean",
+                   "sentence_transformers": {"activation_fn": "Identity"}}, weights | linear("head.dense", 4, False) |
+            norm("head.norm", ("weight",)) | linear("classifier", 1, True), alone)
 
 
 def tokenizers(out):

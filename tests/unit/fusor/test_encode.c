@@ -569,7 +569,8 @@ TEST(settings_as_published)
 /* The seeds of the fuzz target: their weights stand in an order of their own, not that of names. */
 TEST(weights_stand_in_any_order)
 {
-    static const char *const seeds[] = {"bert", "gte", "modernbert", "nomic"};
+    static const char *const seeds[] = {"bert", "cross_bert", "cross_modernbert",
+                                        "gte",  "modernbert", "nomic"};
     static const char *const files[] = {"config.json", "modules.json", "model.safetensors"};
     const struct enc_opts o = {.dev = {.n_threads = 1, .arith = KN_ARITH_F32}};
     for (size_t i = 0; i < sizeof seeds / sizeof *seeds; i++) {
