@@ -1,6 +1,7 @@
 /* The routes: one table of path, method and handler. Paths count with and without /v1. */
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/metric.h"
 #include "tiers/store_admin.h"
 #include "worker/admin/metrics.h"
 #include "worker/admin/routes.h"
@@ -57,10 +58,15 @@ static void get_health(struct worker *w, struct wk_call *c, const char *rest)
 
 static void get_metrics(struct worker *w, struct wk_call *c, const char *rest)
 {
+    const bool open = metric_wants_open(http_header_find(&c->r->msg.head, "accept"));
     struct buf b = BUF_INIT;
 
-    (void)wk_metrics_render(w, &b);
-    wk_reply(c, 200, "text/plain; version=0.0.4; charset=utf-8", NULL, &b);
+    if (wk_metrics_render(w, open, &b) < 0) {
+        buf_fini(&b);
+        wk_reply_oom(c);
+        return;
+    }
+    wk_reply(c, 200, open ? METRIC_OPEN_TYPE : METRIC_TEXT_TYPE, NULL, &b);
 }
 
 static void get_version(struct worker *w, struct wk_call *c, const char *rest)

@@ -121,8 +121,28 @@ static void answer_stored(struct gw_req *q)
                         q->rest);
 }
 
+/* In the form that all pages have; a worker of another version may know the text format alone. */
+static int merge_page(struct gw_merge *m, int worker, const struct buf *page, bool open)
+{
+    const size_t end = strlen(METRIC_OPEN_END);
+    struct buf b = BUF_INIT;
+    const bool is_open =
+        page->len >= end && memcmp(page->data + page->len - end, METRIC_OPEN_END, end) == 0;
+    int r = open && !is_open ? metric_open(page->data, page->len, &b) : 0;
+    const struct buf *p = open && !is_open ? &b : page;
+    if (r == 0) r = gw_merge_page(m, worker, p->data, p->len);
+    buf_fini(&b);
+    return r;
+}
+
+static bool wants_open(const struct gw_req *q)
+{
+    return metric_wants_open(http_header_find(&q->http->msg.head, "accept"));
+}
+
 static void metrics_gathered(struct gw_req *q, const struct gw_page *pages, size_t n)
 {
+    const bool open = wants_open(q);
     struct buf own = BUF_INIT, all = BUF_INIT;
     struct gw_merge m = {0};
     struct http_bounds_view bounds = http_bounds_view(q->loop->server->bounds);
@@ -133,13 +153,13 @@ static void metrics_gathered(struct gw_req *q, const struct gw_page *pages, size
     if (r == 0) r = metric_process(&own);
     if (r == 0) r = metric_render(&own);
     if (r == 0) r = gw_admission_metrics(&q->loop->server->admit, q->settings->keys, &own);
-    if (r == 0) r = gw_merge_page(&m, -1, own.data, own.len);
+    if (r == 0) r = merge_page(&m, -1, &own, open);
     for (size_t i = 0; r == 0 && i < n; i++)
-        if (pages[i].status == 200)
-            r = gw_merge_page(&m, (int)pages[i].index, pages[i].body.data, pages[i].body.len);
+        if (pages[i].status == 200) r = merge_page(&m, (int)pages[i].index, &pages[i].body, open);
     if (r == 0) r = gw_merge_render(&m, &all);
+    if (r == 0 && open) r = buf_adds(&all, METRIC_OPEN_END);
     if (r == 0)
-        gw_answer_text(q, 200, "text/plain; version=0.0.4; charset=utf-8", &all);
+        gw_answer_text(q, 200, open ? METRIC_OPEN_TYPE : METRIC_TEXT_TYPE, &all);
     else
         gw_answer_no_memory(q);
     gw_merge_fini(&m);

@@ -3,6 +3,7 @@
 #include "gateway/process/gather.h"
 
 #include "base/mem.h"
+#include "base/metric.h"
 #include "gateway/fleet/fleet.h"
 #include "gateway/fleet/lease.h"
 #include "gateway/fleet/view.h"
@@ -66,13 +67,22 @@ static void part_end(void *ctx, int status)
 
 static const struct http_call_ops part_ops = {part_head, part_body, part_end};
 
+/* Of metrics in the form that is asked for: exemplars are in one alone. */
+static int add_accept(const struct gw_req *q, struct buf *headers)
+{
+    const char *accept = http_header_find(&q->http->msg.head, "accept");
+    const bool open = q->route->props & GW_R_METRICS && metric_wants_open(accept);
+    return open ? http_header_add(headers, "Accept", METRIC_OPEN_TYPE) : 0;
+}
+
 static void ask_target(struct gw_req *q, unsigned index, const char *path, struct gw_page *p)
 {
     struct gw_fleet *f = q->loop->server->fleet;
     struct http_client *c = gw_fleet_client(f, index, q->loop->index, q->loop->http_loop);
     struct buf headers = BUF_INIT;
     if (c && gw_hop_header(&q->http->msg.head, q->loop->server->hop, &headers) == 0 &&
-        gw_fleet_door(f, index, &headers) == 0 && buf_cstr(&headers) &&
+        gw_fleet_door(f, index, &headers) == 0 && add_accept(q, &headers) == 0 &&
+        buf_cstr(&headers) &&
         http_call_start(
             c, &(struct http_request){.method = "GET", .target = path, .headers = headers.data},
             &part_ops, p, &p->call) == 0)

@@ -12,7 +12,7 @@ struct gw_merge_family {
     char *name;
     struct buf head;    /* HELP and TYPE lines, without the name: " text\n" pairs */
     struct buf samples; /* finished lines */
-    bool has_help, has_type;
+    bool has_help, has_type, has_unit;
 };
 
 static const char prefix[] = "kvblend_", renamed[] = "kvblend_worker_";
@@ -67,12 +67,13 @@ static int add_sample(struct gw_merge_family *f, bool rename, int worker, const 
     return r < 0 ? r : buf_addc(&f->samples, '\n');
 }
 
-static int add_comment(struct gw_merge_family *f, const char *rest, size_t len, bool is_type)
+/* kind: "# HELP " and its like. */
+static int add_comment(struct gw_merge_family *f, const char *kind, const char *rest, size_t len)
 {
-    bool *has = is_type ? &f->has_type : &f->has_help;
+    bool *has = kind[2] == 'T' ? &f->has_type : kind[2] == 'U' ? &f->has_unit : &f->has_help;
     if (*has) return 0;
     *has = true;
-    int r = buf_addf(&f->head, "# %s %s", is_type ? "TYPE" : "HELP", f->name);
+    int r = buf_addf(&f->head, "%.7s%s", kind, f->name);
     if (r == 0) r = buf_add(&f->head, rest, len);
     return r < 0 ? r : buf_addc(&f->head, '\n');
 }
@@ -87,10 +88,10 @@ int gw_merge_page(struct gw_merge *m, int worker, const char *text, size_t len)
         size_t n = nl ? (size_t)(nl - p) : (size_t)(end - p);
         const char *line = p;
         p += n + 1;
-        bool is_type = n > 7 && memcmp(line, "# TYPE ", 7) == 0;
-        bool is_help = n > 7 && memcmp(line, "# HELP ", 7) == 0;
+        bool known = n > 7 && (memcmp(line, "# TYPE ", 7) == 0 || memcmp(line, "# HELP ", 7) == 0 ||
+                               memcmp(line, "# UNIT ", 7) == 0);
         if (n == 0 || memchr(line, '\0', n)) continue; /* no text */
-        if (*line == '#' && !is_type && !is_help) continue;
+        if (*line == '#' && !known) continue;
         size_t skip = *line == '#' ? 7 : 0, n_name = 0;
         while (skip + n_name < n && line[skip + n_name] != ' ' && line[skip + n_name] != '{')
             n_name++;
@@ -109,7 +110,7 @@ int gw_merge_page(struct gw_merge *m, int worker, const char *text, size_t len)
         struct gw_merge_family *f = r < 0 ? NULL : family_get(m, final.data, final.len);
         buf_fini(&final);
         if (!f) return -ENOMEM;
-        r = skip ? add_comment(f, name + n_name, n - skip - n_name, is_type)
+        r = skip ? add_comment(f, line, name + n_name, n - skip - n_name)
                  : add_sample(f, rename, worker, line, n);
         if (r < 0) return r;
     }

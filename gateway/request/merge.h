@@ -4,7 +4,8 @@
  * kvblend_x to kvblend_worker_x, so that a name means one thing and every family stands once, with
  * one HELP and TYPE line.
  * Life cycle: {0} → gw_merge_page()… → gw_merge_render() → gw_merge_fini().
- * Thread: any. Format: Prometheus text exposition 0.0.4. */
+ * Thread: any. Format: Prometheus text exposition 0.0.4, or OpenMetrics, without its end: all
+ * pages in the same. */
 #ifndef GATEWAY_REQUEST_MERGE_H
 #define GATEWAY_REQUEST_MERGE_H
 

@@ -29,6 +29,8 @@ static const double decide_bounds[] = {2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 1e-3,
 static const double step_bounds[] = {0.0005, 0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03,
                                      0.05,   0.075, 0.1,    0.15,  0.2,  0.5,   1};
 
+static struct metric_exemplar ttft_exemplars[sizeof ttft_bounds / sizeof *ttft_bounds + 1];
+
 #define HIST(n, b, h)                                                                              \
     {                                                                                              \
         .name = (n), .help = (h), .type = METRIC_HISTOGRAM, .bounds = (b),                         \
@@ -136,6 +138,7 @@ _Static_assert(TOKEN_KINDS + CODES + FUS_WORKS + FUS_STEP_KINDS + 1 + 2 * POL_ST
 void wk_metrics_init(void)
 {
     if (n_labels > 0) return;
+    events[WK_TTFT].exemplar = ttft_exemplars;
     for (size_t i = 0; i < WK_METRICS; i++)
         metric_register(&events[i]);
     add_families();
@@ -145,6 +148,11 @@ void wk_metrics_init(void)
 void wk_metric_add(enum wk_metric m, double v)
 {
     metric_add(&events[m], v);
+}
+
+void wk_metric_first_token(double s, const char *trace)
+{
+    metric_observe_traced(&events[WK_TTFT], s, trace);
 }
 
 void wk_metric_observe(enum wk_metric m, double v)

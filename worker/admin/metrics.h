@@ -7,6 +7,8 @@
 #ifndef WORKER_ADMIN_METRICS_H
 #define WORKER_ADMIN_METRICS_H
 
+#include <stdbool.h>
+
 struct buf;
 struct ctl_decision;
 struct fus_engine_unit;
@@ -32,12 +34,13 @@ enum wk_metric {
 };
 void wk_metrics_init(void); /* idempotent */
 void wk_metric_add(enum wk_metric m, double v);
-void wk_metric_observe(enum wk_metric m, double v); /* of histograms */
+void wk_metric_observe(enum wk_metric m, double v);      /* of histograms */
+void wk_metric_first_token(double s, const char *trace); /* WK_TTFT; trace "": none is kept */
 void wk_metrics_request(int status);
 void wk_metrics_report(const struct fus_report *r);
 void wk_metrics_decision(const struct ctl_decision *d);
-void wk_metrics_step(void *ctx, const struct fus_engine_unit *u); /* engine thread */
-int wk_metrics_render(struct worker *w, struct buf *out);
+void wk_metrics_step(void *ctx, const struct fus_engine_unit *u);    /* engine thread */
+int wk_metrics_render(struct worker *w, bool open, struct buf *out); /* open: OpenMetrics */
 /* What happened since the start, as members of a JSON object: `"ttft_s":{"le":[…],"n":[…]}`, n of
  * each bucket alone, the last above all bounds; `inter_token_s` and `queue_s` likewise; `tokens`,
  * `busy_s`, `decided` by kind; `generated`. */

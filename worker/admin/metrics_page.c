@@ -364,7 +364,7 @@ static void page_model(const struct worker *w, struct buf *out)
     buf_adds(out, "} 1\n");
 }
 
-int wk_metrics_render(struct worker *w, struct buf *out)
+static int put_page(struct worker *w, bool traced, struct buf *out)
 {
     const int state = atomic_load(&w->state);
     const bool serves = state == WK_READY || state == WK_DRAINING;
@@ -375,7 +375,7 @@ int wk_metrics_render(struct worker *w, struct buf *out)
     if (serves && w->engine) fus_engine_get_stats(w->engine, &e);
     (void)metric_process(out);
     if (serves) page_model(w, out);
-    (void)metric_render(out);
+    (void)(traced ? metric_render_traced(out) : metric_render(out));
     if (serves && w->embedder) {
         page_embedder(w, out);
         return buf_status(out);
@@ -386,4 +386,17 @@ int wk_metrics_render(struct worker *w, struct buf *out)
     if (serves && w->store) page_store(w, &s, out);
     if (serves && w->engine) page_device(w, out);
     return buf_status(out);
+}
+
+int wk_metrics_render(struct worker *w, bool open, struct buf *out)
+{
+    struct buf text = BUF_INIT;
+
+    if (!open) return put_page(w, false, out);
+    (void)put_page(w, true, &text);
+    (void)metric_open(text.data, text.len, out);
+    (void)buf_adds(out, METRIC_OPEN_END);
+    const int rc = buf_status(&text) < 0 ? -ENOMEM : buf_status(out);
+    buf_fini(&text);
+    return rc;
 }

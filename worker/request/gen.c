@@ -241,6 +241,7 @@ void wk_gen_post(struct worker *w, struct wk_call *c, const char *rest)
     g->start_ns = c->r->start_ns;
     g->created = (int64_t)clock_wall_s();
     wk_reply_id(g->chat ? "chatcmpl" : "cmpl", g->id);
+    if (wk_call_traced(c)) memcpy(g->trace, c->trace.at.trace, sizeof g->trace);
     (void)snprintf(g->request_id, sizeof g->request_id, "%s", c->id);
     w->requests.n_gens++;
     wk_metric_add(WK_ACTIVE, 1);

@@ -70,6 +70,7 @@ struct gen {
     bool headers_sent, ended, builds_asked, tokens_counted;
     uint64_t last_write_ns;
     char id[WK_REPLY_ID_BYTES], request_id[WK_ID_BYTES];
+    char trace[TRACE_ID_BYTES]; /* "": none is kept */
     int64_t created;
     pthread_mutex_t m;
     bool fresh; /* under m: something to look at */

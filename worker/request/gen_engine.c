@@ -141,7 +141,7 @@ static void on_first(void *ctx, const struct fus_report *r, const struct fus_tim
     if (wants_progress(g)) set_progress(p, r->n_prefix + r->n_reused, 1, ms->prefill);
     p->ttft_ms = clock_ms_since(g->start_ns);
     pthread_mutex_unlock(&g->m);
-    wk_metric_observe(WK_TTFT, p->ttft_ms / 1e3);
+    wk_metric_first_token(p->ttft_ms / 1e3, g->trace);
     wk_metric_observe(WK_QUEUE, ms->queue / 1e3);
     wk_metrics_report(r);
     wk_load_first(g->t.w->fleet.load, &p->load,
