@@ -5,12 +5,22 @@ import {age, bytes, confirm, count, h, key, note, percent, refill, svg, table} f
 import {state, totals} from "./feed.js";
 
 export const title = "Cache";
-const PAGE = 50, MAPPED = 300;
+const PAGE = 50, MAPPED = 300, LOADED = 500;
 const MAP = {width: 1000, height: 320};
 
 // ---- tiers ----
 
-function drawTier(name, t) {
+async function preload(name, after) {
+    const text = `Its ${LOADED} most recently used records are read into RAM, which makes room for them as for any other.`;
+    if (!await confirm(`Load ${name} into RAM?`, text, "Load")) return;
+    try {
+        after(`${name}: ${count((await send("POST", "/admin/tiers/preload", {tier: name, count: LOADED})).loaded)} records loaded.`);
+    } catch (e) {
+        after(e.message);
+    }
+}
+
+function drawTier(name, t, after) {
     const cap = t.capacity_bytes, used = t.used_bytes, pinned = Math.min(t.pinned_bytes || 0, used);
     const share = cap > 0 ? used / cap : 0;
     return h("section", {class: "panel", "aria-label": `Tier ${name}`},
@@ -25,7 +35,26 @@ function drawTier(name, t) {
                  t.expired > 0 && `${count(t.expired)} expired`, pinned > 0 && `${bytes(pinned)} pinned`,
                  t.corrupt > 0 && `${count(t.corrupt)} corrupt`, t.errors > 0 && `${count(t.errors)} errors`,
                  t.load_bytes_per_s > 0 && `loads at ${bytes(t.load_bytes_per_s)}/s`,
-                 t.dirty > 0 && `${count(t.dirty)} to be written`].filter(Boolean).join(" · ")));
+                 t.dirty > 0 && `${count(t.dirty)} to be written`].filter(Boolean).join(" · ")),
+             ["nvme", "redis"].includes(name) && t.records > 0 &&
+                 h("div", {class: "bar"}, h("button", {type: "button", class: "small", "data-key": `load-${name}`,
+                                                       onclick: () => preload(name, after)}, "Load into RAM")));
+}
+
+// What the tiers did in the last minute, by the differences of their counters.
+const EVENTS = [["hits", "hits"], ["evictions", "evictions"], ["expired", "expired"], ["corrupt", "found corrupt"]];
+
+function drawEvents() {
+    const last = state.history.at(-1), first = state.history.find((x) => x.t >= last.t - 60);
+    const of = (x, name, field) => x.totals.tiers?.[name]?.[field] || 0;
+    const rows = Object.keys(last.totals.tiers || {}).map((name) => {
+        const done = EVENTS.map(([field, text]) => [of(last, name, field) - of(first, name, field), text])
+            .filter(([n]) => n > 0).map(([n, text]) => `${count(n)} ${text}`);
+        const grown = of(last, name, "records") - of(first, name, "records");
+        if (grown !== 0) done.push(`${grown > 0 ? "+" : "−"}${count(Math.abs(grown))} records`);
+        return done.length > 0 && [h("b", {}, name), ` ${done.join(", ")}. `];
+    }).filter(Boolean);
+    return note("In the last minute: ", rows.length ? rows : "nothing.");
 }
 
 // ---- the map ----
@@ -149,7 +178,7 @@ function columns(after) {
 
 export function open(main) {
     const q = {sort: "bytes", order: "desc", offset: 0, prefix: "", namespace: "", kind: ""};
-    const tiers = h("div", {class: "grid"});
+    const tiers = h("div", {class: "grid"}), events = h("div", {"aria-label": "What happens", role: "group"});
     const map = h("section", {class: "panel", "aria-label": "Map of records"});
     const list = h("div", {class: "panel"});
     const said = h("p", {role: "status", class: "note"});
@@ -214,7 +243,7 @@ export function open(main) {
     };
     const find = h("input", {type: "search", size: "18", placeholder: "first digits of an id",
                              oninput: typed("prefix")});
-    main.append(tiers,
+    main.append(tiers, events,
                 h("div", {class: "bar", role: "search"}, h("label", {}, "Find", find),
                   h("label", {}, "Namespace", h("input", {type: "search", size: "12", oninput: typed("namespace")})),
                   h("label", {}, "Kind", h("select", {onchange: (e) => turn({kind: e.target.value, offset: 0})},
@@ -225,7 +254,9 @@ export function open(main) {
     return {
         update() {
             const now = state.last && totals(state.last).tiers;
-            if (now) refill(tiers, Object.entries(now).map(([name, t]) => drawTier(name, t)));
+            if (!now) return;
+            refill(tiers, Object.entries(now).map(([name, t]) => drawTier(name, t, done)));
+            refill(events, drawEvents());
         },
         close: () => clearTimeout(delay),
     };

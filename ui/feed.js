@@ -3,13 +3,15 @@
 import {ask, events, get} from "./api.js";
 
 const KEPT = 600; // seconds of history, for the curves
+const MINUTE = 60, HOUR = 3600;
 const REQUESTS = 1000;
 const HIDDEN_MS = 30000;
 const RETRY_MS = [1000, 2000, 5000, 10000, 30000];
 
 export const state = {
     last: null,          // the newest event
-    history: [],         // of each second: {t, totals, ttft}
+    history: [],         // of each second: {t, gateway, totals}
+    past: new Map(),     // of each worker's last hour, by its index: what it had counted each minute, the oldest first
     requests: new Map(), // by id, oldest first: {id, line, decision}
     changes: 0,          // of requests
     link: "waiting",
@@ -70,8 +72,29 @@ export function totals(event) {
     return sum;
 }
 
+// Goes on with what the workers have kept. One that counts from nothing again has been started anew.
+function keepMinutes(event) {
+    for (const w of event.workers) {
+        if (!w.now?.tokens) continue;
+        const list = state.past.get(w.index) || [], last = list.at(-1);
+        if (last && last.generated > w.now.generated) list.length = 0;
+        if (list.length === 0 || event.t >= last?.t + MINUTE) list.push({...w.now, decisions: [], t: event.t});
+        while (list[0].t < event.t - HOUR - MINUTE) list.shift();
+        state.past.set(w.index, list);
+    }
+}
+
+// What all workers had counted so long ago, to the minute, or when they began: {t, totals}; null: no worker counts.
+export function ago(seconds) {
+    const first = [...state.past].filter(([index]) => state.last.workers.some((w) => w.index === index && w.now))
+        .map(([, list]) => list.find((x) => x.t >= state.last.t - seconds - 1) || list.at(-1));
+    if (first.length === 0) return null;
+    return {t: Math.min(...first.map((x) => x.t)), totals: totals({workers: first.map(({t, ...now}) => ({now}))})};
+}
+
 function take(event) {
     state.last = event;
+    keepMinutes(event);
     state.history.push({t: event.t, gateway: event.gateway, totals: totals(event)});
     if (state.history.length > KEPT) state.history.shift();
     keepRequests(event.requests, event.workers.flatMap((w) => w.now?.decisions || []));
@@ -81,7 +104,9 @@ function take(event) {
 async function follow() {
     aborter = new AbortController();
     try {
-        const old = await get("/admin/decisions", aborter.signal);
+        const [old, past] = await Promise.all(
+            ["decisions", "past"].map((x) => get(`/admin/${x}`, aborter.signal)));
+        state.past = new Map(past.workers.filter((w) => w.past?.length).map((w) => [w.index, w.past]));
         const response = await ask("/admin/watch", {signal: aborter.signal});
         keepRequests([], old.data.reverse());
         setLink("live");

@@ -1,11 +1,12 @@
 // What goes on now: rates and distributions of the last minutes, from the differences of what the
 // workers have counted.
 import {bars, count, figures, h, key, ms, note, part, percent, refill, shares, svg} from "./dom.js";
-import {state} from "./feed.js";
-import {kinds, modeOf, startedAt} from "./requests.js";
+import {ago, state} from "./feed.js";
+import {kinds, modeName, modeOf, startedAt} from "./requests.js";
 
 export const title = "Now";
-const WINDOWS = [[60, "last minute"], [600, "last ten minutes"], [0, "since the start"]];
+const WINDOWS = [[60, "last minute"], [600, "last ten minutes"], [3600, "last hour"], [0, "since the start"]];
+const MINUTE = 60; // the seconds of one are known, the minutes of an hour
 const CURVE = {width: 600, height: 90};
 
 // What was counted in the window: the newest totals less those of its beginning. A worker that has
@@ -14,7 +15,8 @@ function since(seconds) {
     const all = state.history, last = all.at(-1);
     if (!last) return null;
     if (!seconds) return {seconds: last.gateway.uptime_s, totals: last.totals};
-    const first = all.find((x) => x.t >= last.t - seconds);
+    const begun = seconds > MINUTE ? ago(seconds) : all.find((x) => x.t >= last.t - seconds);
+    const first = begun || {t: last.t, totals: {}};
     const less = (a, b) => {
         if (typeof a === "number") return Math.max(0, a - (b || 0));
         if (Array.isArray(a)) return a.map((x, i) => Math.max(0, x - (b?.[i] || 0)));
@@ -85,18 +87,22 @@ function median(list) {
     return known[Math.floor(known.length / 2)];
 }
 
-function drawModes(begin) {
+// Counted by the workers; the times are those of the requests that the page knows.
+function drawModes(t, begin) {
     const rows = [...state.requests.values()].filter((r) => startedAt(r) >= begin), by = new Map();
-    for (const r of rows) by.set(modeOf(r), [...(by.get(modeOf(r)) || []), r]);
-    const line = ([mode, list]) => {
+    for (const [strategy, n] of Object.entries(t.decided || {}))
+        if (n > 0) by.set(modeName(strategy), (by.get(modeName(strategy)) || 0) + n);
+    const all = sum(Object.fromEntries(by));
+    const line = ([mode, n]) => {
+        const list = rows.filter((r) => modeOf(r) === mode);
         const took = median(list.map((r) => r.decision?.prefill_ms));
         const full = median(list.map((r) => r.decision?.full_ms));
         const beside = full && mode !== "full" ? ` where full would take ${ms(full)}` : "";
-        return [mode, list.length / rows.length, `${count(list.length)}${took ? `, prefill ${ms(took)}${beside}` : ""}`,
+        return [mode, n / all, `${count(n)}${took ? `, prefill ${ms(took)}${beside}` : ""}`,
                 mode === "full" ? "computed" : "reused"];
     };
     return [h("h2", {}, "Requests by what ran"),
-            rows.length ? bars([...by].sort().map(line)) : note("None in this time.")];
+            all ? bars([...by].sort().map(line)) : note("None in this time.")];
 }
 
 function drawTiers(t) {
@@ -127,7 +133,7 @@ function drawEngine(t, seconds, event) {
 
 function draw(seconds) {
     const event = state.last, w = since(seconds);
-    if (!event) return note("Waiting for the gateway.");
+    if (!w) return note("Waiting for the gateway.");
     const g = event.gateway, t = w.totals, now = state.history.at(-1).totals, marks = [["p50", 0.5], ["p95", 0.95]];
     const tokens = t.tokens || {}, prompt = sum(tokens);
     if (!t.ttft_s)
@@ -145,7 +151,7 @@ function draw(seconds) {
             drawHistogram("Between tokens", t.inter_token_s, marks),
             [h("h2", {}, "Prompt tokens by how their KV came about"), shares(kinds(tokens), "thick"),
              key(kinds(tokens).map(([kind, n, name]) => [kind, name, part(n, prompt)])),
-             drawModes(seconds ? event.t - seconds : 0)],
+             drawModes(t, seconds ? event.t - seconds : 0)],
             drawTiers(t),
             drawCurve("Generated tokens a second", perSecond, count),
             drawEngine(t, w.seconds, event),

@@ -1,7 +1,7 @@
 // Requests as they end, and one of them as a strip of its tokens: what was reused, from where, and
 // why the controller chose so.
 import {get} from "./api.js";
-import {age, bars, bytes, clock, count, h, key, ms, note, part, refill, shares, table} from "./dom.js";
+import {age, bars, bytes, clock, count, h, key, ms, note, part, percent, refill, shares, table} from "./dom.js";
 import {state} from "./feed.js";
 import {drawHeat, heatOf, marks} from "./heat.js";
 
@@ -9,10 +9,12 @@ export const title = "Requests";
 const SHOWN = 200;
 const MODES = ["full", "prefix", "reuse", "blend"];
 
+export const modeName = (strategy) => MODES.includes(strategy) ? strategy : "blend";
+
 export function modeOf(r) {
     const s = r.decision?.strategy;
     if (!s) return r.line?.status >= 400 ? "refused" : "relayed";
-    return MODES.includes(s) ? s : "blend";
+    return modeName(s);
 }
 
 // Wall clock, s: as it ended, or of its decision as long as it runs.
@@ -177,13 +179,17 @@ function drawWaterfall(d, line) {
     const predicted = d.out.predicted.ttft_s * 1000, full = d.out.full.ttft_s * 1000;
     const more = [["predicted prefill", begun, predicted, "outline"],
                   ["a full prefill, predicted", begun, full, "outline"]].filter(([, , length]) => length > 0);
+    const prefill = d.measured.prefill_s * 1000, of = (a, b) => `${a > b ? "+" : "−"}${percent(Math.abs(a - b) / b)}`;
+    const text = d.measured.ttft_s > 0 && predicted > 0 &&
+        `The prefill took ${ms(prefill)}: ${of(prefill, predicted)} against ${ms(predicted)} predicted` +
+        `${full > 0 ? `, ${of(prefill, full)} against a full one's ${ms(full)}` : ""}.`;
     const end = Math.max(total, ...more.map(([, from, length]) => from + length));
-    return h("div", {class: "waterfall"}, [...rows, ...more].map(([name, from, length, kind]) => [
+    return [text && h("p", {}, text), h("div", {class: "waterfall"}, [...rows, ...more].map(([name, from, length, kind]) => [
         h("span", {}, name),
         h("div", {class: "track", "aria-hidden": "true"},
           h("span", {class: kind === "outline" ? kind : `c-${kind}`, "left%": 100 * from / end,
                      "width%": 100 * length / end})),
-        h("span", {class: "right"}, ms(length))]));
+        h("span", {class: "right"}, ms(length))]))];
 }
 
 function why(d) {

@@ -170,6 +170,7 @@ static const struct wk_route routes[] = {
     {"/admin/events/kv", "GET", "events", 0, wk_events_get},
     {"/admin/decisions", "GET", "admin", 0, wk_admin_decisions},
     {"/admin/decisions/", "GET", "admin", R_REST, wk_admin_decisions},
+    {"/admin/past", "GET", "admin", 0, wk_admin_past},
     {"/admin/heat/", "GET", "admin", R_REST, wk_admin_heat},
     {"/admin/chunks", "GET", "admin", 0, wk_admin_chunks},
     {"/admin/chunks/", "GET", "admin", R_REST, wk_admin_chunk_get},

@@ -8,6 +8,7 @@
 #include "tiers/mrc.h"
 #include "tiers/store_admin.h"
 #include "worker/admin/metrics.h"
+#include "worker/admin/past.h"
 #include "worker/embed/embed.h"
 #include "worker/fleet/residency.h"
 #include "worker/kvlog.h"
@@ -137,7 +138,10 @@ static void on_tick(void *arg)
     wk_queue_kick(w);
     wk_announce_tick(w);
     wk_gens_tick(w);
-    if (atomic_load(&w->state) == WK_READY && w->store) wk_tiers_watch(w);
+    if (atomic_load(&w->state) == WK_READY && w->store) {
+        wk_tiers_watch(w);
+        wk_past_tick(w);
+    }
     if (w->fleet.readers || w->fleet.subscribers || atomic_load(&w->state) == WK_READY)
         wk_feed_tick(w);
     if (w->process.drain_deadline_ns) {
@@ -231,6 +235,7 @@ int wk_create(const struct wk_opts *o, struct worker **ret, struct err *err)
     if ((rc = residency_create(RESIDENCY_MAX, w->fleet.epoch, &w->fleet.residency)) < 0) goto fail;
     if ((rc = wk_load_create(&w->fleet.load)) < 0) goto fail;
     if ((rc = wk_namespaces_create(&w->namespaces)) < 0) goto fail;
+    if ((rc = wk_past_create(&w->process.past)) < 0) goto fail;
     if ((rc = wk_heat_create(o->tiers.show_text, o->tiers.n_show_text, &w->reuse.heat)) < 0)
         goto fail;
     if ((rc = http_loop_create(&w->loop)) < 0) goto fail;
@@ -293,6 +298,7 @@ void wk_destroy(struct worker *w)
     wk_kvlog_close(w->kvlog);
     wk_decider_close(w);
     wk_heat_destroy(w->reuse.heat);
+    wk_past_destroy(w->process.past);
     if (w->store) {
         int rc = store_flush(w->store, clock_ns() + (uint64_t)FLUSH_MS * 1000000);
         if (rc < 0) log_event(LOG_WARN, "flush", "error=%s", err_name(rc));

@@ -40,6 +40,7 @@ struct wk_guard;
 struct wk_heat;
 struct wk_kvlog;
 struct wk_namespaces;
+struct wk_past;
 struct wk_recuts;
 struct wk_reranker;
 
@@ -48,6 +49,7 @@ struct wk_process { /* worker.c; loop */
     struct http_bounds *bounds; /* of the server: of bodies */
     struct otlp *traces;        /* NULL: off */
     struct http_timer tick;
+    struct wk_past *past; /* of the counters */
     struct event *signals[2], *stdin_event;
     uint64_t drain_deadline_ns; /* 0: it does not drain */
     int exit_code;

@@ -119,6 +119,11 @@ static void mrc_gathered(struct gw_req *q, const struct gw_page *pages, size_t n
     answer_pages(q, pages, n, "mrc");
 }
 
+static void past_gathered(struct gw_req *q, const struct gw_page *pages, size_t n)
+{
+    answer_pages(q, pages, n, "past");
+}
+
 static void put_request(const struct gw_req *q, struct buf *b)
 {
     add_str(b, "{\"id\":", q->id);
@@ -391,6 +396,7 @@ const struct gw_route gw_admin_routes[] = {
     {"/admin/targets/", "POST", NULL, admin_target_order, GW_R_ADMIN | GW_R_REST},
     {"/admin/decisions", "GET", NULL, gw_gather, GW_R_ADMIN, decision_lists_gathered},
     {"/admin/decisions/", "GET", NULL, gw_gather, GW_R_ADMIN | GW_R_REST, decisions_gathered},
+    {"/admin/past", "GET", NULL, gw_gather, GW_R_ADMIN, past_gathered},
     {"/admin/heat/", "GET", NULL, gw_gather, GW_R_ADMIN | GW_R_REST, decisions_gathered},
     {"/admin/reload", "POST", NULL, admin_reload, GW_R_ADMIN},
     {"/admin/boundaries", "POST", NULL, admin_boundaries, GW_R_ADMIN},

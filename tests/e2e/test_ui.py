@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import time
 
 from harness import (DEADLINE_S, KVBLEND, ROOT, WORKER, ask_on, clean_env, document, free_port, gateway, main, need,
                      parse_events, proxy, until)
@@ -257,6 +258,8 @@ def test_a_worker_s_word_is_passed_on():
     with gateway("--admin", f"127.0.0.1:{port}", "--admin-key", "sesame") as g:
         with Watch(port) as w:
             assert w.event()["workers"][0]["now"]["tokens"]["computed"] == 0
+            first = until("a minute begins", lambda: asks(port)("GET", "/admin/past", KEY).json()["workers"][0]["past"])[0]
+            assert first["tokens"]["computed"] == 0 and first["tiers"][0]["tier"] == "ram" and first["t"] > 1e9
             r = g.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "What is item 7?"}],
                                                 "max_tokens": 2})
             assert r.status == 200, r.body
@@ -265,6 +268,53 @@ def test_a_worker_s_word_is_passed_on():
         assert now["tokens"] == r.json()["kvblend"]["tokens"]
         lists = asks(port)("GET", "/admin/decisions", KEY).json()
         assert [x["id"] for x in lists["data"]] == [now["decisions"][0]["id"]] == [r.headers["x-request-id"]]
+
+
+def cpu_ms(*pids):
+    """Of all threads of the processes, since their start."""
+    total = 0
+    for pid in pids:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(FileNotFoundError), open(f"/proc/{pid}/task/{task}/schedstat") as f:
+                total += int(f.read().split()[0])
+    return total / 1e6
+
+
+def test_what_watching_costs():
+    """With one who watches, 1000 requests a minute and $KVBLEND_UI_RECORDS records: at most 1 % of a core more."""
+    port, records, minute = free_port(), int(os.environ.get("KVBLEND_UI_RECORDS", "512")), 1000
+    with gateway("--admin", f"127.0.0.1:{port}", "--admin-key", "sesame", "--ram", f"{records * 40 + 65536}KiB",
+                 "--namespace", "*=contexts:off") as g:
+        ask = asks(port)
+        pids = g.proc.pid, ask("GET", "/admin/status", KEY).json()["workers"][0]["pid"]
+        for begin in range(0, records, 256):
+            texts = [f"{i} is what it begins with, and then it goes on" for i in range(begin, min(records, begin + 256))]
+            assert g.post("/v1/segments", {"texts": texts}).status == 200
+
+        def page(query):
+            before = cpu_ms(*pids)
+            r = ask("GET", f"/admin/chunks?{query}", KEY)
+            assert r.status == 200 and r.json()["total"] == records, r.body[:200]
+            return cpu_ms(*pids) - before
+        pages = {q: page(q) for q in ("kind=chunk&sort=hits&limit=50", "kind=chunk&sort=idle_s&order=asc&limit=300")}
+        begun, before = time.time(), cpu_ms(*pids)
+        idle = until("two seconds are over", lambda: time.time() > begun + 2 and cpu_ms(*pids) - before) / 2
+        with Watch(port) as w:
+            assert w.event()
+            spent = []
+            for _ in range(4):  # the requests of a second, then the events that tell of them
+                for i in range(minute // 60 + 1):
+                    assert g.post("/v1/chat/completions", {"messages": [{"role": "user", "content": f"What is {i}?"}],
+                                                           "max_tokens": 1}).status == 200
+                begun, before, told = time.time(), cpu_ms(*pids), 0
+                while told < 2:
+                    e = w.event()
+                    told += e["t"] > begun
+                spent.append((cpu_ms(*pids) - before) / told)
+        cost = sorted(spent)[len(spent) // 2] - idle
+        print(f"     {records} records: {cost:.2f} ms of CPU a second beside {idle:.2f} of an idle one; "
+              f"pages {[round(x, 1) for x in pages.values()]} ms")
+        assert cost <= 10, (spent, idle)
 
 
 if __name__ == "__main__":

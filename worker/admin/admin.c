@@ -2,6 +2,7 @@
 #include "base/clock.h"
 #include "tiers/store_admin.h"
 #include "worker/admin/metrics.h"
+#include "worker/admin/past.h"
 #include "worker/admin/routes.h"
 #include "worker/embed/embed.h"
 #include "worker/quality/guard.h"
@@ -338,6 +339,15 @@ static int gather_late(void *ctx, const struct ctl_decision *d)
 }
 
 /* ---- what goes on: asked for every second while somebody watches ---- */
+/* Members of an object: all that is counted. */
+static void put_counts(struct worker *w, struct buf *b)
+{
+    wk_metrics_put(b);
+    buf_adds(b, ",\"tiers\":[");
+    wk_put_tiers(w, b);
+    buf_addc(b, ']');
+}
+
 static void put_work(struct worker *w, struct buf *b)
 {
     struct gather g = {.out = json_array(), .since_s = clock_wall_s() - LATE_S};
@@ -352,10 +362,8 @@ static void put_work(struct worker *w, struct buf *b)
              ",\"waiting\":%u,\"running\":%u,\"builds_pending\":%u,\"kv_tokens_free\":%u,"
              "\"guard\":\"%s\",",
              e.n_waiting, e.n_running, builds.n_pending, e.kv_tokens_free, wk_guard_state_name(&v));
-    wk_metrics_put(b);
-    buf_adds(b, ",\"tiers\":[");
-    wk_put_tiers(w, b);
-    buf_adds(b, "],\"decisions\":");
+    put_counts(w, b);
+    buf_adds(b, ",\"decisions\":");
     wk_decisions_visit(w, gather_late, &g);
     if (ctl_json_put(g.out, 17, b) < 0) buf_adds(b, "[]");
     json_decref(g.out);
@@ -371,6 +379,25 @@ void wk_admin_now(struct worker *w, struct wk_call *c, const char *rest)
              w->requests.n_gens);
     if ((s == WK_READY || s == WK_DRAINING) && w->engine) put_work(w, &b);
     buf_addc(&b, '}');
+    wk_reply_buf(c, 200, &b);
+}
+
+/* ---- each minute of the last hour ---- */
+void wk_past_tick(struct worker *w)
+{
+    const double now_s = clock_wall_s();
+    struct buf counts = BUF_INIT;
+
+    if (!wk_past_due(w->process.past, now_s)) return;
+    put_counts(w, &counts);
+    wk_past_keep(w->process.past, now_s, &counts);
+}
+
+void wk_admin_past(struct worker *w, struct wk_call *c, const char *rest)
+{
+    struct buf b = BUF_INIT;
+
+    wk_past_put(w->process.past, &b);
     wk_reply_buf(c, 200, &b);
 }
 

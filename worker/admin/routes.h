@@ -16,6 +16,7 @@ struct wk_route {
 
 /* admin.c */
 void wk_admin_now(struct worker *w, struct wk_call *c, const char *rest);
+void wk_admin_past(struct worker *w, struct wk_call *c, const char *rest);
 void wk_admin_status(struct worker *w, struct wk_call *c, const char *rest);
 void wk_admin_quality(struct worker *w, struct wk_call *c, const char *rest);
 void wk_admin_profile(struct worker *w, struct wk_call *c, const char *rest);
