@@ -276,13 +276,16 @@ static int load_weights(struct fus_core *c, const struct fus_core_opts *o)
     p.rows = mem_aligned(64, p.cap * sizeof(*p.rows));
     c->layer = mem_zalloc(c->cfg.L * sizeof(*c->layer));
     int r = p.rows && c->layer ? 0 : -ENOMEM;
-    for (unsigned l = 0; r == 0 && l < c->cfg.L; l++)
+    for (unsigned l = 0; r == 0 && l < c->cfg.L; l++) {
         r = load_layer(&p, l);
+        model_drop_pages(c->model); /* else the file is in memory twice until the last layer */
+    }
     if (r == 0) r = load_norm(&p, MODEL_NORM_OUT, MODEL_NORM_OUT_BIAS, 0, &c->norm_out);
     if (r == 0 && !c->norm_out.w) r = -EBADMSG;
     if (r == 0) r = pack_as(&p, kn_mat_create_full, W(MODEL_LM_HEAD), 1, 0, &c->lm_head);
     if (r == 0 && !kn_info(c->dev)->is_host)
         r = pack_as(&p, kn_mat_create_full, W(MODEL_EMBED), 1, 0, &c->embed);
+    model_drop_pages(c->model);
     mem_free(p.rows);
     return r;
 }

@@ -391,6 +391,13 @@ void gguf_close(struct gguf *g)
     mem_free(g);
 }
 
+void gguf_drop_pages(const struct gguf *g)
+{
+    map_drop_pages(&g->map);
+    for (size_t i = 0; i < g->n_parts; i++)
+        gguf_drop_pages(g->part[i]);
+}
+
 const struct gguf_kv *gguf_find(const struct gguf *g, const char *key)
 {
     struct gguf_kv want = {.key = key};

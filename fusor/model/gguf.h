@@ -43,6 +43,7 @@ struct gguf_kv { /* one metadata entry */
 
 int gguf_open(const char *path, struct gguf **ret, struct err *err);
 void gguf_close(struct gguf *g);
+void gguf_drop_pages(const struct gguf *g); /* of its file and parts: map_drop_pages() */
 const struct gguf_kv *gguf_find(const struct gguf *g, const char *key); /* NULL = absent */
 /* Typed reads: 1 found and converted, 0 absent or other type; `key` forms for convenience. */
 int gguf_u64(const struct gguf *g, const char *key, uint64_t *ret);

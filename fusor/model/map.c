@@ -99,6 +99,11 @@ int map_open(const char *path, struct map *ret, struct err *err)
     return r;
 }
 
+void map_drop_pages(const struct map *m)
+{
+    (void)madvise((void *)(uintptr_t)m->data, m->size_bytes, MADV_DONTNEED); /* advice alone */
+}
+
 void map_close(struct map *m)
 {
     if (!m || !m->data) return;

@@ -22,6 +22,9 @@ struct map {
 /* -ENOENT and other errors of open(2); -EINVAL not a regular file; -EBADMSG empty. */
 int map_open(const char *path, struct map *ret, struct err *err);
 void map_close(struct map *m); /* accepts a closed one */
+/* Its pages leave the process until they are read again; the system keeps what they hold as long as
+ * it has room. */
+void map_drop_pages(const struct map *m);
 
 /* From now on reading beyond the end of a mapped file that was cut ends the process: one line on
  * stderr, behind `program`'s name (which stays valid), and this exit status. */

@@ -727,6 +727,12 @@ int model_codes(const struct model *m, enum model_w w, unsigned layer, size_t ro
     return 0;
 }
 
+void model_drop_pages(const struct model *m)
+{
+    if (m->gguf) gguf_drop_pages(m->gguf);
+    if (m->st) st_drop_pages(m->st);
+}
+
 const struct gguf *model_gguf(const struct model *m)
 {
     return m->gguf;

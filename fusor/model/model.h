@@ -124,6 +124,8 @@ struct codes_form model_form(const struct model *m, enum model_w w, unsigned lay
 size_t model_codes_room(size_t cols);
 int model_codes(const struct model *m, enum model_w w, unsigned layer, size_t row, void *room,
                 struct codes_row *ret);
+/* What was read so far is packed: pages of the files leave the process (map_drop_pages()). */
+void model_drop_pages(const struct model *m);
 /* What matrix w is drawn from, its rows one after another; false: it is in a file. */
 struct rng_field;
 bool model_random(const struct model *m, enum model_w w, unsigned layer, struct rng_field *ret);

@@ -268,6 +268,12 @@ void st_close(struct st_set *s)
     mem_free(s);
 }
 
+void st_drop_pages(const struct st_set *s)
+{
+    for (size_t i = 0; i < s->n_files; i++)
+        map_drop_pages(&s->file[i].map);
+}
+
 struct tensors *st_tensors(struct st_set *s)
 {
     return &s->tensors;

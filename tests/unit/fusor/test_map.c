@@ -84,3 +84,41 @@ TEST(closed_maps_are_guarded_no_more)
     (void)close(fd);
     (void)unlink(path);
 }
+
+/* KiB of the mapping at p that are in this process's memory. */
+static long resident_kib(const void *p)
+{
+    char line[512];
+    unsigned long from, to;
+    long kib = -1;
+    bool inside = false;
+    FILE *f = fopen("/proc/self/smaps", "r");
+    ASSERT_TRUE(f != NULL);
+    while (kib < 0 && fgets(line, sizeof line, f)) {
+        if (sscanf(line, "%lx-%lx ", &from, &to) == 2)
+            inside = from == (uintptr_t)p;
+        else if (inside && strncmp(line, "Rss:", 4) == 0)
+            kib = strtol(line + 4, NULL, 10);
+    }
+    (void)fclose(f);
+    return kib;
+}
+
+TEST(dropped_pages_leave_and_come_back)
+{
+    char path[] = "/tmp/kvb-map-XXXXXX";
+    int fd = make_file(path);
+    struct map m = {0};
+    ASSERT_EQ(pwrite(fd, "x", 1, BYTES - 1), 1);
+    ASSERT_OK(map_open(path, &m, NULL));
+    const volatile uint8_t *p = m.data;
+    for (size_t i = 0; i < BYTES; i += 4096)
+        ASSERT_EQ(p[i], 0);
+    ASSERT_EQ(resident_kib(m.data), BYTES >> 10);
+    map_drop_pages(&m);
+    ASSERT_EQ(resident_kib(m.data), 0);
+    ASSERT_EQ(p[BYTES - 1], 'x');
+    map_close(&m);
+    (void)close(fd);
+    (void)unlink(path);
+}

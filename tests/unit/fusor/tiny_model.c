@@ -258,6 +258,10 @@ bool model_random(const struct model *m, enum model_w w, unsigned layer, struct 
     return false;
 }
 
+void model_drop_pages(const struct model *m)
+{
+}
+
 struct model_rope model_rope_for(const struct model_rope *r, unsigned ctx)
 {
     return *r;
