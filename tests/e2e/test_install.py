@@ -98,6 +98,17 @@ def test_it_runs_from_there():
     assert version == run(KVBLEND, "--version") and version.startswith("kvblend ")
 
 
+def test_the_bench_reads_the_installed_samples():
+    s = Stage()
+    ask = [s.program("kvblend-bench"), "quality", "calibrate", "--model", tiny_model(), "--limit", "4", "--out", Stage.root + "/profile"]
+    run(*ask, cwd="/")
+    assert os.path.exists(Stage.root + "/profile")
+    with open(s.path("share/kvblend/calibration/pages.jsonl"), "w"):
+        pass  # empty: those of the source tree are not what it reads
+    r = subprocess.run(ask, capture_output=True, text=True, timeout=120, cwd="/", check=False)
+    assert r.returncode != 0 and "share/kvblend/calibration/pages.jsonl" in r.stderr, (r.returncode, r.stderr)
+
+
 if __name__ == "__main__":
     try:
         main(globals())

@@ -10,6 +10,7 @@
 #include "tools/bench/boot.h"
 #include "tools/bench/judge.h"
 
+#include "base/buf.h"
 #include "base/clock.h"
 #include "base/keyfile.h"
 #include "base/mem.h"
@@ -21,7 +22,6 @@
 #define SEARCH_RATIO 0.10 /* chosen: where curves of good and bad settings are furthest apart */
 
 enum { SEED = 1, SET_MAX = 256, CANDIDATES_MAX = 48 };
-static const char sample_path[] = KV_SOURCE_DIR "/tests/data/calibration/pages.jsonl";
 
 /* Recomputed shares that the curves are measured at; the first one and reuse are for each other. */
 static const double curve_ratio[] = {0, 0.02, 0.05, 0.10, 0.15, 0.20, 0.30};
@@ -399,6 +399,7 @@ static int run_calibration(struct calibration *c, const struct opts *opts, struc
 static int calibrate_model(struct bench *b, const struct opts *opts, struct err *err)
 {
     struct calibration *c = mem_zalloc(sizeof *c);
+    struct buf path = BUF_INIT;
     json_t *lines = NULL;
     if (!c) return err_set(err, -ENOMEM, "out of memory");
     c->b = b;
@@ -406,9 +407,15 @@ static int calibrate_model(struct bench *b, const struct opts *opts, struct err 
     fus_profile_default(b->cfg, &c->p);
     fus_profile_fingerprint(b->cfg, c->p.fingerprint);
     if (opt_given(opts, "loss")) c->p.loss = opt_double(opts, "loss");
-    const char *data = opt_given(opts, "data") ? opt_str(opts, "data") : sample_path;
-    int r = b->cfg->L < 2 ? err_set(err, -ENOTSUP, "a model of one layer has nothing to calibrate")
-                          : dataset_open(data, &lines, err);
+    int r = opt_given(opts, "data")
+                ? buf_adds(&path, opt_str(opts, "data"))
+                : dataset_sample_path("calibration/pages.jsonl",
+                                      "tests/data/calibration/pages.jsonl", &path);
+    if (r < 0 || !buf_cstr(&path))
+        r = err_set(err, -ENOMEM, "out of memory");
+    else
+        r = b->cfg->L < 2 ? err_set(err, -ENOTSUP, "a model of one layer has nothing to calibrate")
+                          : dataset_open(path.data, &lines, err);
     if (r == 0) r = split_lines(c, lines, (size_t)opt_int(opts, "limit"), err);
     if (r == 0) judge_contexts(&c->judge, opts, json_array_size(c->search.lines));
     c->p.contexts = c->judge.n_contexts;
@@ -417,6 +424,7 @@ static int calibrate_model(struct bench *b, const struct opts *opts, struct err 
     close_set(&c->search);
     close_set(&c->report);
     json_decref(lines);
+    buf_fini(&path);
     mem_free(c);
     return r;
 }

@@ -11,6 +11,9 @@
 
 enum { CUT_CHUNKS = 4, CUT_CHUNK_BYTES = 700, CUT_SUFFIX_BYTES = 240, CUT_LINES_MAX = 3 };
 
+/* Path of a file or folder of ours: installed in share/kvblend beside this program's bin, else that
+ * of the source tree, which may be gone. 0 or -ENOMEM. */
+int dataset_sample_path(const char *installed, const char *in_tree, struct buf *ret);
 /* *ret_lines: array of objects in the first form, the caller's. */
 int dataset_open(const char *path, json_t **ret_lines, struct err *err);
 /* Appends at most `max` lines cut from the text, at white space; too short a text gives none. */

@@ -1,15 +1,16 @@
 /* The sample documents, a folder of .txt files in the order of their names, and prompts made of
  * them. */
-#include "tools/bench/bench.h"
+#include "tools/bench/dataset.h"
 
 #include "base/buf.h"
 #include "base/mem.h"
 #include "base/rng.h"
 
 #include <glob.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
+#include <unistd.h>
 
 int bench_read_text(const char *path, struct buf *ret, struct err *err)
 {
@@ -25,17 +26,32 @@ int bench_read_text(const char *path, struct buf *ret, struct err *err)
     return r < 0 ? err_set(err, r, "%s: cannot be read: %s", path, err_name(r)) : 0;
 }
 
+int dataset_sample_path(const char *installed, const char *in_tree, struct buf *ret)
+{
+    char self[PATH_MAX];
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    self[n > 0 ? n : 0] = '\0';
+    char *slash = strrchr(self, '/');
+    if (slash) *slash = '\0';
+    buf_clear(ret);
+    int r = buf_addf(ret, "%s/../share/kvblend/%s", self, installed);
+    if (r < 0 || !buf_cstr(ret)) return -ENOMEM;
+    if (access(ret->data, R_OK) == 0) return 0;
+    buf_clear(ret);
+    r = buf_addf(ret, "%s/%s", KV_SOURCE_DIR, in_tree);
+    return r < 0 || !buf_cstr(ret) ? -ENOMEM : 0;
+}
+
 int bench_documents(const char *folder, struct buf *ret, struct err *err)
 {
     struct buf pattern = BUF_INIT;
-    struct stat st;
     glob_t file = {0};
-    if (stat(folder, &st) < 0 && strcmp(folder, "etc/demo") == 0)
-        folder = KV_SOURCE_DIR "/etc/demo"; /* the default, whatever the current folder is */
-    (void)buf_addf(&pattern, "%s/*.txt", folder);
-    int r = buf_cstr(&pattern) && glob(pattern.data, 0, NULL, &file) == 0
-                ? 0
-                : err_set(err, -ENOENT, "%s: no .txt files", folder);
+    bool ours = strcmp(folder, "etc/demo") == 0 && access(folder, R_OK) < 0; /* the default */
+    int r = ours ? dataset_sample_path("demo", folder, &pattern) : buf_adds(&pattern, folder);
+    if (r == 0) r = buf_adds(&pattern, "/*.txt");
+    r = r == 0 && buf_cstr(&pattern) && glob(pattern.data, 0, NULL, &file) == 0
+            ? 0
+            : err_set(err, -ENOENT, "%s: no .txt files", folder);
     for (size_t i = 0; r == 0 && i < file.gl_pathc; i++) {
         r = bench_read_text(file.gl_pathv[i], ret, err);
         while (ret->len > 0 && ret->data[ret->len - 1] == '\n')

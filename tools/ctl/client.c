@@ -30,10 +30,11 @@ static void on_end(void *ctx, int status)
 
 static const struct http_call_ops ops = {on_head, on_body, on_end};
 
-/* What --admin or the environment names, else the gateway's socket: in the run folder of this user,
- * or the one without $XDG_RUNTIME_DIR. */
+/* What --admin or the environment names, else the socket of a gateway: of this user, in the run
+ * folder or without $XDG_RUNTIME_DIR, or of kvblend.service. Where there is none: this user's. */
 static void add_address(const struct ctl_args *a, struct buf *out)
 {
+    static const char service[] = "/run/kvblend/kvblend/admin.sock";
     const char *named = a->admin ? a->admin : getenv("KVBLEND_ADMIN");
     const char *xdg = getenv("XDG_RUNTIME_DIR");
     if (a->admin || (named && *named)) {
@@ -46,6 +47,9 @@ static void add_address(const struct ctl_args *a, struct buf *out)
         buf_clear(out);
     }
     (void)buf_addf(out, "unix:/tmp/kvblend-%u/admin.sock", (unsigned)getuid());
+    if (!buf_cstr(out) || access(out->data + 5, F_OK) == 0 || access(service, F_OK) < 0) return;
+    buf_clear(out);
+    (void)buf_addf(out, "unix:%s", service);
 }
 
 /* The KEY of --namespace goes along: an administrator may act for any. So does the key that the
