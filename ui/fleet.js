@@ -77,6 +77,22 @@ function drawGuard(w) {
                  `${count(q.alarms)} alarms.`));
 }
 
+// What the model's profile says each strategy loses, in shares of plain reuse's loss; null: it was not measured.
+function drawProfile({source, profile: p}) {
+    const known = (list) => list.some((x) => x !== null);
+    const rows = Object.entries(p.losses || {}).filter(([, list]) => known(list));
+    const columns = [{name: "Strategy", cell: ([name]) => name},
+                     ...(p.ratios || []).map((r, i) => ({name: nats(r), number: true, cell: ([, list]) => {
+                         const kept = list[i] !== null && list[i] <= p.loss;
+                         return list[i] === null || list[i] === undefined ? "–" :
+                             h("span", {class: kept ? "good" : null}, kept && "✓ ", list[i].toFixed(3));
+                     }}))];
+    return h("section", {class: "panel"},
+             rows.length > 0 ? table(columns, rows, {caption: "Loss by the share that is recomputed"}) :
+                 h("h2", {}, "Loss by the share that is recomputed"),
+             note(`A loss of 1 is that of plain reuse; ✓ keeps the ${nats(p.loss)} wanted. Profile: ${source}.`));
+}
+
 function drawWorker(w) {
     const {model, compute, blend, tiers} = w.status || {};
     if (!model) return null;
@@ -105,9 +121,12 @@ export function open(main) {
         try {
             const [targets, status, quality, keys, doctor] = await Promise.all(
                 ["targets", "status", "quality", "keys", "doctor"].map((x) => get(`/admin/${x}`)));
+            const ready = status.workers.some((w) => w.state === "ready" && w.status?.blend);
+            const profile = ready ? await get("/admin/profile") : null; // of one of them
             const backends = table(targetColumns(done), targets.targets, {caption: "Workers and upstreams"});
             refill(box, h("section", {class: "panel"}, backends), drawFindings(doctor),
                    h("div", {class: "grid"}, status.workers.map(drawWorker), quality.workers.map(drawGuard)),
+                   profile && drawProfile(profile),
                    keys.keys.length > 0 &&
                        h("section", {class: "panel"}, table(keyColumns, keys.keys, {caption: "API keys"})));
         } catch (e) {

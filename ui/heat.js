@@ -81,7 +81,7 @@ export function drawHeat(heat, from = 0, n = heat.levels.length) {
     return [
         h("p", {}, text, end < from + n && ` These are the first ${count(end - from)} of ${count(n)} tokens.`),
         heat.text ? drawTexts(heat, from, end) : drawCells(heat, from, end, text),
-        key([["t0", "scored least"], ["t2", ""], ["t4", "scored most"], ["t3 again", "recomputed"]]),
+        key([["t0", "scored least"], ["t4", "scored most"], ["t4 again", "recomputed"]]),
         !heat.text && note("Their text is shown for namespaces that ", h("code", {}, "worker.show_text"), " names."),
     ];
 }

@@ -3,7 +3,7 @@
 import {ask, events, get, send} from "./api.js";
 import {h, key, ms, note, part, refill, shares} from "./dom.js";
 import {heatOf} from "./heat.js";
-import {drawStrip, heatPanel, kinds} from "./requests.js";
+import {drawStrip, heatPanel, kinds, stripKey} from "./requests.js";
 
 export const title = "Playground";
 const NAMESPACE = "playground"; // its records are no other caller's
@@ -77,7 +77,7 @@ async function drawPrompt(box, id) {
     const [decision, heat] = await Promise.all([get(`/admin/decisions/${encodeURIComponent(id)}`), heatOf(id)]);
     const d = decision.data[0], tokens = heatPanel(heat.get(d.prompt));
     refill(box, h("section", {class: "panel"}, h("h2", {}, "The blend's prompt"),
-                  drawStrip(d, heat.get(d.prompt), (c) => tokens.show(c))),
+                  drawStrip(d, heat.get(d.prompt), (c) => tokens.show(c)), stripKey(d)),
            tokens.box);
 }
 

@@ -153,6 +153,12 @@ export function drawStrip(d, heat, choose) {
     return [box, h("div", {class: "strip-names", "aria-hidden": "true"}, names)];
 }
 
+export function stripKey(d) {
+    const used = new Set(strip(d).map((p) => p.kind));
+    if (d.measured.tokens.recomputed > 0) used.add("recomputed");
+    return key([...used].map((k) => [k, KINDS[k] || k]));
+}
+
 // Where the time until the first token went, ms: [name, from, length, class].
 export function waterfall(d, line) {
     const m = d.measured;
@@ -246,15 +252,14 @@ function drawOne(d, line, heat) {
     const box = h("section", {class: "panel", "aria-live": "polite"}, h("h2", {}, "Chunk"),
                   h("p", {class: "note"}, "Choose a chunk of the strip to see what is stored of it."));
     const tokens = heatPanel(heat);
-    const t = d.measured.tokens, used = new Set(strip(d).map((p) => p.kind));
-    if (t.recomputed > 0) used.add("recomputed");
+    const t = d.measured.tokens;
     return [
         h("section", {class: "panel"}, h("h2", {}, d.prompt ? `Prompt ${d.prompt}` : "The prompt"),
           drawStrip(d, heat, (c) => {
               if (heat) tokens.show(c);
               record(box, c);
           }),
-          key([...used].map((k) => [k, KINDS[k] || k])),
+          stripKey(d),
           shares(kinds(t), "thick"),
           key(kinds(t).map(([kind, n, name]) => [kind, name, part(n, d.in.n_tok)]))),
         h("div", {class: "grid"},

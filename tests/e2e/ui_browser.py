@@ -4,9 +4,13 @@ phone's width, axe-core, hostile texts, the Content-Security-Policy, no other ho
 
 Writes *.png into the folder $KVBLEND_PICTURES. Needs Chromium and the packages of ui.txt (KVBLEND_UI_PYTHON)."""
 import contextlib
+import copy
+import itertools
+import json
 import os
 import shutil
 import socket
+import time
 
 from harness import (DEADLINE_S, KVBLEND, ROOT, WORKER, Missing, ask_on, free_port, gateway, main, need, other_python,
                      real_model, tiny_model, until)
@@ -18,6 +22,8 @@ try:
 except ImportError:
     from harness import skip
     skip("playwright and axe-playwright-python are not installed (tools/test --ui)")
+
+from test_ui import Watch
 
 need(KVBLEND, WORKER)
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -75,6 +81,9 @@ class Site:
         r = ask_on(s, "GET", path, headers=KEY)
         assert r.status == 200, (path, r.status, r.body)
         return r.json()
+
+    def watch(self):
+        return Watch(self.port)
 
     def chunks(self):
         return self.admin("/admin/chunks?kind=chunk")["data"]
@@ -156,6 +165,8 @@ def settled(tab, view):
         expect(p.locator(".figures dd").first).to_be_visible()
         p.get_by_role("combobox", name="Time").select_option("0")
         expect(p.get_by_role("img", name="Time to the first token: p50")).to_be_visible()
+        p.get_by_role("combobox", name="Time").select_option("3600")
+        expect(p.get_by_role("img", name="Time to the first token: p50")).to_be_visible()
     elif view == "requests":
         expect(p.locator("tbody tr")).to_have_count(8)
     elif view == "cache":
@@ -166,6 +177,7 @@ def settled(tab, view):
     elif view == "fleet":
         expect(p.get_by_role("heading", name="Quality, worker 0")).to_be_visible()
         expect(p.locator(".findings li").first).to_be_visible()
+        expect(p.get_by_role("region", name="Loss by the share that is recomputed")).to_contain_text("✓")
 
 
 def test_every_view_light_dark_and_on_a_phone():
@@ -226,6 +238,7 @@ def test_requests_and_one_of_them():
         expect(p.get_by_text("now in ram")).to_be_visible()
         expect(p.locator(".waterfall")).to_contain_text("compute")
         expect(p.locator(".waterfall")).to_contain_text("a full prefill, predicted")
+        expect(p.get_by_text("The prefill took")).to_contain_text("predicted")
         expect(p.get_by_role("heading", name="Why")).to_be_visible()
         tab.check("one request")
         p.go_back()
@@ -291,6 +304,59 @@ def test_requests_come_by_themselves():
         expect(p.locator("tbody tr").first).to_contain_text("401 refused")
 
 
+def test_a_day_of_an_open_tab():
+    """A day's events, thirty seconds apart, with 17 requests each: neither the heap nor the document grows."""
+    site, browser = start()
+    with site.watch() as w:
+        model = w.event()
+    line = site.admin("/admin/requests/recent")["requests"][-1]
+    step_s = 30
+    numbers = itertools.count(1)
+
+    def event(i):
+        e = copy.deepcopy(model)
+        e["t"] += step_s * i
+        now = e["workers"][0]["now"]
+        now["generated"] += 17 * i
+        now["ttft_s"]["n"][i % len(now["ttft_s"]["n"])] += i
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(e["t"]))
+        e["requests"] = [dict(line, request_id=f"r{next(numbers)}", ts=stamp) for _ in range(17)]
+        return f"data: {json.dumps(e)}\n\n"
+
+    for view, part, n_parts in (("now", 720, 4), ("requests", 80, 3)):  # a part: more than the page keeps of anything
+        with Page(browser, site) as tab:
+            p, sent = tab.page, []
+
+            def stream(route):
+                first = len(sent) * part  # nothing: the page asks again
+                n = part if len(sent) < (n_parts if may_go else 1) else 0
+                if n:
+                    sent.append(first)
+                route.fulfill(status=200, content_type="text/event-stream",
+                              body="".join(event(i) for i in range(first, first + n)))
+
+            def told(n):
+                last = model["t"] + step_s * (n * part - 1)
+                until("the events are there", lambda: p.evaluate(
+                    "async () => (await import('/ui/feed.js')).state.last?.t") == last, 300)
+                cdp.send("HeapProfiler.collectGarbage")
+                return {m["name"]: m["value"] for m in cdp.send("Performance.getMetrics")["metrics"]}
+
+            may_go = False
+            cdp = tab.context.new_cdp_session(p)
+            cdp.send("Performance.enable")
+            p.route("**/admin/watch", stream)
+            p.goto(f"{site.url}#{view}?key=sesame")
+            early = told(1)
+            may_go = True
+            late = told(n_parts)
+            assert late["Nodes"] <= 1.05 * early["Nodes"] + 50, (view, early["Nodes"], late["Nodes"])
+            assert late["JSHeapUsedSize"] <= 1.1 * early["JSHeapUsedSize"] + (1 << 20), (view, early, late)
+            print(f"     {view}: {early['Nodes']} nodes, then {late['Nodes']}; "
+                  f"{early['JSHeapUsedSize'] >> 10} KiB, then {late['JSHeapUsedSize'] >> 10}", flush=True)
+            tab.check(f"a day of {view}")
+
+
 def test_records_pinned_and_evicted():
     site, browser = start()
     with Page(browser, site) as tab:
@@ -319,6 +385,10 @@ def test_records_pinned_and_evicted():
         expect(p.locator("th[aria-sort=descending]")).to_contain_text("Hits")
         p.get_by_role("button", name="Hits", exact=True).click()
         expect(p.locator("th[aria-sort=ascending]")).to_contain_text("Hits")
+        p.get_by_role("region", name="Tier nvme").get_by_role("button", name="Load into RAM").click()
+        p.get_by_role("dialog").get_by_role("button", name="Load").click()
+        expect(p.get_by_text("records loaded.")).to_be_visible()
+        expect(p.get_by_role("group", name="What happens")).to_contain_text("In the last minute")
         for colour in ("hits", "recent", "age", "tier"):
             p.get_by_label("Colour by").select_option(colour)
         first = p.locator(".treemap rect").first
@@ -344,7 +414,7 @@ def test_the_playground_asks_both():
         expect(p.get_by_text("Underlined words differ")).to_be_visible(timeout=120000)
         expect(p.get_by_role("region", name="Blend")).to_contain_text("reused")
         expect(p.locator(".strip .marks path").first).to_be_attached()
-        expect(p.get_by_role("region", name="The prompt's tokens")).to_contain_text("Harrow Point")
+        expect(p.get_by_role("region", name="The prompt's tokens")).to_contain_text("Answer the question")
         tab.check("both answers")
         p.get_by_label("Documents").fill(HOSTILE)
         p.get_by_label("Question", exact=True).fill(HOSTILE)
@@ -404,12 +474,15 @@ def test_pictures():
         return
     site, browser = start()
     os.makedirs(PICTURES, exist_ok=True)
+    site.warm("acme")
     for name, view, options in (("one", "one", {}), ("cache", "cache", {}), ("play", "play", {}),
                                 ("phone", "one", {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark"})):
-        with Page(browser, site, **dict({"viewport": {"width": 1180, "height": 760}}, **options)) as tab:
+        with Page(browser, site, **dict({"viewport": {"width": 1180, "height": 900}}, **options)) as tab:
             if view == "one":
+                tab.open("requests")  # while the page is open: what was recomputed is kept
+                expect(tab.page.locator("tbody tr").first).to_be_visible()
                 r = site.ask([4, 0, 2, 1], "blend")
-                tab.open("requests/" + r.headers["x-request-id"])
+                tab.page.evaluate("id => location.hash = 'requests/' + id", r.headers["x-request-id"])
                 expect(tab.page.locator(".strip button").first).to_be_visible()
             else:
                 tab.open(view)
@@ -419,7 +492,13 @@ def test_pictures():
                 tab.page.get_by_role("button", name="Ask both").click()
                 expect(tab.page.get_by_text("Underlined words differ")).to_be_visible(timeout=600000)
             path = os.path.join(PICTURES, name + ".png")
-            tab.page.screenshot(path=path, full_page=view == "one")
+            tab.page.screenshot(path=path)
+            if view == "play":  # what a stranger is to see first
+                tab.page.evaluate("scrollTo(0, 0)")
+                reused = os.path.join(PICTURES, "reused.png")
+                box = tab.page.locator("main > .stack").bounding_box()
+                tab.page.screenshot(path=reused, full_page=True, clip=dict(box, height=min(box["height"], 440)))
+                assert os.path.getsize(reused) < PICTURE_BYTES, os.path.getsize(reused)
             assert os.path.getsize(path) < PICTURE_BYTES, (path, os.path.getsize(path))
 
 
