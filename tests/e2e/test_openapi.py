@@ -21,7 +21,7 @@ need(KVBLEND, WORKER)
 FILES = {"public": "openapi.json", "admin": "openapi-admin.json"}
 METHODS = ("get", "post", "delete")
 UPSTREAM = "upstreams"  # what the tag says is relayed, in whatever form
-STREAMS = "/admin/watch"
+STREAMS = ("/admin/watch", "/admin/events/kv")
 
 
 def document(name):
@@ -108,7 +108,7 @@ def run(name, strict):
         site.ask("post", "/v1/segments", [], document("public")["paths"]["/v1/segments"]["post"]["requestBody"]["content"]
                  ["application/json"]["examples"]["two texts"]["value"])
         for path, method, operation, parameters in sorted(operations(doc), key=lambda x: (x[1] == "delete", x[0] == "/admin/clear")):
-            if operation["tags"] == [UPSTREAM] or path == STREAMS:
+            if operation["tags"] == [UPSTREAM] or path in STREAMS:
                 continue
             content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
             if "requestBody" in operation:

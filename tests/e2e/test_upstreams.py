@@ -754,7 +754,7 @@ def test_why_an_upstream_is_down():
                         g.get("/ready")))
                     assert (r.status, r.error()["code"]) == (503, "upstream_unavailable"), r.body
                     assert r.error()["message"].startswith("No upstream is ready yet: "), r.body
-                    said = [r.body, g.post(CHAT, ask()).body, g.get("/v1/models").body, g.get("/v1/segments").body,
+                    said = [r.body, g.post(CHAT, ask()).body, g.get("/v1/models").body, g.post("/v1/segments", {}).body,
                             *(ctl(g, x, ok=x in ("status", "targets", "quality")).encode()
                               for x in ("status", "targets", "quality", "ls", "tiers"))]
                     assert all(word.encode() in said[i] for i in (0, 1, 2, 4, 5)), (word, said)
