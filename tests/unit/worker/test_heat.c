@@ -95,7 +95,7 @@ TEST(a_few_are_kept_and_none_while_nobody_looks)
     wk_heat_watch(h, second);
     ASSERT_TRUE(wk_heat_wanted(h, 2 * second));
     for (int i = 0; i < 20; i++) {
-        char id[8];
+        char id[16];
         (void)snprintf(id, sizeof id, "r%d", i);
         keep(h, t, id, "");
     }
