@@ -598,13 +598,14 @@ TEST(weights_stand_in_any_order)
     }
 }
 
-TEST(opening_and_running_fail_cleanly_without_memory)
+/* n: values that a text gives. */
+static void fails_cleanly(const char *name, size_t n)
 {
     const struct enc_opts o = {.dev = {.n_threads = 1, .arith = KN_ARITH_F32}};
     const int32_t tok[] = {1, 2, 3};
     float vec[48], want[48];
-    struct enc *e = open_folder(folder_of("bert-cls"), 1);
-    struct enc_text t = {tok, 3, want};
+    struct enc *e = open_folder(folder_of(name), 1);
+    struct enc_text t = {tok, 3, want, 2};
     ASSERT_OK(enc_run(e, &t, 1, NULL));
     enc_close(e);
     t.vec = vec;
@@ -613,14 +614,21 @@ TEST(opening_and_running_fail_cleanly_without_memory)
     for (unsigned nth = 1; fired; nth += 1 + nth / 16) {
         e = NULL;
         mem_fail_nth(nth);
-        int r = enc_open(folder_of("bert-cls"), &o, &e, NULL);
+        int r = enc_open(folder_of(name), &o, &e, NULL);
         ASSERT_EQ(r < 0, e == NULL);
         if (r == 0) r = enc_run(e, &t, 1, NULL);
         fired = mem_fail_fired();
         mem_fail_nth(0);
         n_failed += r < 0;
-        if (r == 0) ASSERT_MEMEQ(vec, want, sizeof vec);
+        if (r == 0) ASSERT_MEMEQ(vec, want, n * sizeof *vec);
         enc_close(e);
     }
     ASSERT_TRUE(n_failed > 10);
+}
+
+TEST(opening_and_running_fail_cleanly_without_memory)
+{
+    fails_cleanly("bert-cls", 48);
+    fails_cleanly("cross-bert", 1);
+    fails_cleanly("cross-modernbert", 1);
 }
