@@ -246,9 +246,10 @@ static int block_embed(struct kn_stream *st, void *arg, size_t row0, size_t m)
     const size_t D = b->cfg.D, stride = b->cfg.rope_base ? 0 : D;
     float *x = b->room.x + row0 * D;
     for (size_t i = 0; i < m; i++) {
-        const float *at = b->w.pos_type + (size_t)b->room.pos[row0 + i] * stride;
+        const float *at =
+            b->w.pos_type ? b->w.pos_type + (size_t)b->room.pos[row0 + i] * stride : NULL;
         enc_weights_row(b->w.embed, (size_t)b->room.tok[row0 + i], x + i * D);
-        for (size_t d = 0; b->w.pos_type && d < D; d++)
+        for (size_t d = 0; at && d < D; d++)
             x[i * D + d] += at[d];
         const struct seq *s = &b->room.seq[b->room.seq_of[row0 + i]];
         for (size_t d = 0; b->w.second && row0 + i >= s->row0 + s->second && d < D; d++)
