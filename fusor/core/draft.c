@@ -17,7 +17,7 @@ enum {
 };
 /* A token more of a guess costs 0.17 to 0.26 of a decode step (SmolLM2 on two cores with AVX2,
  * bench_decode; less where weights are larger), and every one needs all before it to be right. */
-#define WORTH 0.4
+#define WORTH 0.5
 #define NEWS 0.25 /* chosen: weight of the last judgement */
 #define FIRST 0.5 /* chosen: the first guess is of one token; if it is wrong, others wait */
 
