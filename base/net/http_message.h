@@ -33,6 +33,8 @@ static inline bool http_header_named(const struct http_header *h, const struct h
     return h->name_len == n->len && ((h->name[0] ^ n->text[0]) & 0xDF) == 0 &&
            strcasecmp(h->name, n->text) == 0;
 }
+/* Characters that it begins with and a header's name or a method may have (RFC 9110, 5.6.2). */
+size_t http_token_len(const char *s);
 static inline bool http_header_is(const struct http_header *h, const char *name)
 {
     return http_header_named(h, &(struct http_name){name, strlen(name)});

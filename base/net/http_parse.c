@@ -30,6 +30,14 @@ static bool is_tchar(unsigned char c)
     return table[c];
 }
 
+size_t http_token_len(const char *s)
+{
+    const char *p = s;
+    while (is_tchar((unsigned char)*p))
+        p++;
+    return (size_t)(p - s);
+}
+
 static int hex_value(char c)
 {
     if (c >= '0' && c <= '9') return c - '0';
@@ -136,9 +144,7 @@ static bool has_control(const char *p, const char *end)
 /* One "Name: value" line, with a NUL at its end; false when malformed. */
 static bool parse_header(struct http_msg *m, char *line, char *end)
 {
-    char *colon = line;
-    while (is_tchar((unsigned char)*colon))
-        colon++;
+    char *colon = line + http_token_len(line);
     if (colon == line || *colon != ':') return false; /* also obs-fold and "Name :" */
     *colon = '\0';
     char *value = colon + 1;
@@ -280,9 +286,7 @@ static int parse_target(struct http_msg *m, const char **ret_why)
 
 static int parse_request_line(struct http_msg *m, char *line, const char **ret_why)
 {
-    char *p = line;
-    while (is_tchar((unsigned char)*p))
-        p++;
+    char *p = line + http_token_len(line);
     if (p == line || *p != ' ') return refuse_head(ret_why, 400, "malformed request line");
     if (p - line > METHOD_BYTES_MAX) return refuse_head(ret_why, 501, "unknown method");
     *p++ = '\0';

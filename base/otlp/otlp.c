@@ -336,7 +336,7 @@ static void *run(void *arg)
 
 /* ---- options ---- */
 
-/* Its parts in the buffers of *o; the port stands in *ret_address. */
+/* "HOST:PORT" into host, the path behind whatever is in *path. False: it is no endpoint. */
 static bool read_endpoint(const char *s, struct buf *path, char host[HOST_BYTES], bool *ret_tls)
 {
     static const char suffix[] = "/v1/traces";
@@ -372,9 +372,7 @@ bool otlp_endpoint_ok(const char *text)
 
 bool otlp_header_ok(const char *text)
 {
-    static const char token[] =
-        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.!#$%&'*+^`|~";
-    const size_t n = strspn(text, token);
+    const size_t n = http_token_len(text);
     if (n == 0 || text[n] != '=') return false;
     for (const char *p = text + n + 1; *p; p++)
         if ((unsigned char)*p < ' ' || (unsigned char)*p >= 0x7f) return false;

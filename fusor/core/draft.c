@@ -8,6 +8,7 @@
 #include "fusor/core/draft.h"
 
 #include "base/err.h"
+#include "base/fnv.h"
 #include "base/mem.h"
 
 enum {
@@ -65,10 +66,8 @@ void fus_draft_destroy(struct fus_draft *d)
 /* The bucket of the n-gram that ends at `end`. */
 static size_t bucket(const struct fus_draft *d, size_t end)
 {
-    uint64_t h = 0;
-    for (size_t i = 0; i < GRAM; i++)
-        h = (h ^ (uint32_t)d->tok[end - i]) * 0x9e3779b97f4a7c15ull;
-    return (size_t)(h >> 32) & (d->n_buckets - 1);
+    const int32_t *gram = d->tok + end + 1 - GRAM;
+    return (size_t)fnv_add(FNV_START, gram, GRAM * sizeof(*gram)) & (d->n_buckets - 1);
 }
 
 /* How many tokens up to a and up to b, the later one, are the same. */

@@ -382,18 +382,19 @@ static bool start_next(struct fus_engine *e)
 
 /* ---- prefill and decode ---- */
 
-/* To what chooses and guesses its tokens. */
-static int show_prompt(const struct fus_engine *e, const struct fus_job *j, struct choice *c)
+/* Behind the first token, which does not wait for it; a choice that has ended needs none. */
+static int open_draft(const struct fus_engine *e, const struct fus_job *j, struct choice *c)
 {
     const struct fus_plan *p = &j->req.plan;
     const bool guesses = e->o.draft_rows > 0 && kn_info(fus_core_dev(e->core))->gemm_invariant &&
                          !fus_sampler_learns(c->sampler) && !fus_sampler_looks(c->sampler);
-    const int r = guesses ? fus_draft_create(p->n_tok + j->req.max_new, &c->draft) : 0;
-    for (uint32_t t = 0; r == 0 && t < p->n_tok; t++) {
-        fus_sampler_see(c->sampler, p->tok[t], true);
-        if (c->draft) fus_draft_see(c->draft, p->tok[t], false);
-    }
-    return r;
+    if (!c->live || !guesses) return 0;
+    const int r = fus_draft_create(p->n_tok + j->req.max_new, &c->draft);
+    if (r < 0) return r;
+    for (uint32_t t = 0; t < p->n_tok; t++)
+        fus_draft_see(c->draft, p->tok[t], false);
+    fus_draft_see(c->draft, c->last, true);
+    return 0;
 }
 
 /* First tokens of all choices. 0, or <0 when the request failed. */
@@ -426,10 +427,11 @@ static int first_tokens(struct fus_engine *e, struct fus_job *j, enum fus_finish
             end_choice(e, j, c, FUS_LENGTH);
             continue;
         }
-        err = show_prompt(e, j, c);
-        if (err < 0) break;
+        for (uint32_t t = 0; t < r->plan.n_tok; t++)
+            fus_sampler_see(c->sampler, r->plan.tok[t], true);
         memcpy(e->logits, logits + (rows - 1) * V, V * sizeof(*logits));
         err = take_token(e, j, c, e->logits, -1, last);
+        if (err == 0) err = open_draft(e, j, c);
     }
     return err;
 }

@@ -135,14 +135,9 @@ static int merge_page(struct gw_merge *m, int worker, const struct buf *page, bo
     return r;
 }
 
-static bool wants_open(const struct gw_req *q)
-{
-    return metric_wants_open(http_header_find(&q->http->msg.head, "accept"));
-}
-
 static void metrics_gathered(struct gw_req *q, const struct gw_page *pages, size_t n)
 {
-    const bool open = wants_open(q);
+    const bool open = gw_gather_open(q);
     struct buf own = BUF_INIT, all = BUF_INIT;
     struct gw_merge m = {0};
     struct http_bounds_view bounds = http_bounds_view(q->loop->server->bounds);

@@ -11,7 +11,6 @@
 #include "gateway/process/models.h"
 #include "worker/opts_table.h"
 
-#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -67,12 +67,16 @@ static void part_end(void *ctx, int status)
 
 static const struct http_call_ops part_ops = {part_head, part_body, part_end};
 
+bool gw_gather_open(const struct gw_req *q)
+{
+    return q->route->props & GW_R_METRICS &&
+           metric_wants_open(http_header_find(&q->http->msg.head, "accept"));
+}
+
 /* Of metrics in the form that is asked for: exemplars are in one alone. */
 static int add_accept(const struct gw_req *q, struct buf *headers)
 {
-    const char *accept = http_header_find(&q->http->msg.head, "accept");
-    const bool open = q->route->props & GW_R_METRICS && metric_wants_open(accept);
-    return open ? http_header_add(headers, "Accept", METRIC_OPEN_TYPE) : 0;
+    return gw_gather_open(q) ? http_header_add(headers, "Accept", METRIC_OPEN_TYPE) : 0;
 }
 
 static void ask_target(struct gw_req *q, unsigned index, const char *path, struct gw_page *p)

@@ -4,6 +4,8 @@
 
 #include "base/buf.h"
 
+#include <stdbool.h>
+
 struct gw_gather;
 struct gw_req;
 struct gw_server;
@@ -18,6 +20,7 @@ struct gw_page {
  * time is over, unless q closes. */
 void gw_gather(struct gw_req *q);
 void gw_gather_cancel(struct gw_gather *g);
+bool gw_gather_open(const struct gw_req *q); /* metrics: it wants OpenMetrics */
 /* admin.c: "workers":[{"index","address",NAME: the page, null where there is none}, …]. */
 void gw_put_pages(struct gw_server *server, const struct gw_page *pages, size_t n, const char *name,
                   struct buf *b);

@@ -1,6 +1,6 @@
 /* fleet: what gateways and other routers learn of this worker: which texts it holds (feed.c,
- * events.c), what waits for its
- * engine (load.c), and where it is (announce.c, with Redis as the registry).
+ * events.c), what waits for its engine (load.c), and where it is (announce.c, with Redis as the
+ * registry).
  *
  * Thread: as said at each. */
 #ifndef WORKER_FLEET_FLEET_H
