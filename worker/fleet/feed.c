@@ -6,6 +6,7 @@
  * a second is soon enough for routing. Shared tiers are left out: what every worker can fetch makes
  * none of them a better choice. */
 #include "base/clock.h"
+#include "base/fnv.h"
 #include "tiers/record.h"
 #include "tiers/store_admin.h"
 #include "worker/call.h"
@@ -125,6 +126,25 @@ static int where(void *ctx, const struct tier_key *key)
     return store_where(ctx, key);
 }
 
+/* Of all places that where() answers. */
+static uint64_t moves(struct worker *w)
+{
+    struct store_stats ram;
+    struct store_tier_stats t;
+    uint64_t hash = FNV_START;
+
+    store_get_stats(w->store, &ram);
+    const uint64_t here[] = {ram.n_records, ram.hits, ram.puts, ram.evictions, ram.expired};
+    hash = fnv_add(hash, here, sizeof here);
+    for (size_t i = 0; i < store_n_tiers(w->store); i++) {
+        store_get_tier_stats(w->store, i, &t);
+        const struct tier_stat *s = &t.tier;
+        const uint64_t there[] = {s->n_records, s->writes, s->evictions, s->expired, t.hits};
+        if (!t.shared) hash = fnv_add(hash, there, sizeof there);
+    }
+    return hash;
+}
+
 static struct wk_reader *find_due(struct worker *w, uint64_t now)
 {
     bool ends = atomic_load(&w->state) != WK_READY;
@@ -156,7 +176,7 @@ void wk_feed_tick(struct worker *w)
 
     if (w->fleet.subscribers) w->fleet.read_ns = now;
     if (w->fleet.read_ns == 0 || now - w->fleet.read_ns > (uint64_t)READ_S * 1000000000) return;
-    (void)residency_sweep(w->fleet.residency, where, w->store, SWEEP_MAX);
+    (void)residency_sweep(w->fleet.residency, where, w->store, SWEEP_MAX, moves(w));
     answer_due(w, now);
     wk_events_tick(w);
 }

@@ -11,6 +11,7 @@
 enum {
     GONE_MAX = 4096,  /* departures remembered: who is further behind gets all anew */
     SWEEP_BATCH = 64, /* look-ups between two chances for others to take the lock */
+    STILL_PART = 16,  /* chosen: a whole table in a minute, should `moves` ever miss a move */
 };
 #define COST_UNKNOWN                                                                               \
     0.1 /* chosen: a tier that was never read from is still better than computing */
@@ -34,6 +35,7 @@ struct residency {
     struct text *text;
     LIST_HEAD(bucket, text) * bucket;
     uint32_t mask, capacity, n, n_held, cursor;
+    uint64_t moves, n_still; /* of the last sweep; texts asked for in vain since they changed */
     TAILQ_HEAD(texts, text) age, news; /* last: the newest */
     struct gone gone[GONE_MAX];
     uint64_t n_gone;                 /* ever; a ring */
@@ -140,15 +142,20 @@ void residency_note(struct residency *r, const struct residency_chunk *c)
     t->key = c->key;
     t->ns = c->ns;
     t->n_tok = c->n_tok;
+    r->n_still = 0;
     (void)pthread_mutex_unlock(&r->m);
 }
 
 bool residency_sweep(struct residency *r, int (*where)(void *ctx, const struct tier_key *key),
-                     void *ctx, uint32_t max)
+                     void *ctx, uint32_t max, uint64_t moves)
 {
     (void)pthread_mutex_lock(&r->m);
     uint64_t before = r->seq;
+    if (moves != r->moves) r->n_still = 0;
+    r->moves = moves;
+    if (r->n_still >= 2 * (uint64_t)r->n) max = (max + STILL_PART - 1) / STILL_PART;
     if (max > r->n) max = r->n;
+    r->n_still += max;
     for (uint32_t k = 0; k < max; k++) {
         struct text *t = &r->text[r->cursor++ % r->n];
         int place = where(ctx, &t->key);
@@ -162,6 +169,7 @@ bool residency_sweep(struct residency *r, int (*where)(void *ctx, const struct t
         (void)pthread_mutex_lock(&r->m);
     }
     bool changed = r->seq != before;
+    if (changed) r->n_still = 0;
     (void)pthread_mutex_unlock(&r->m);
     return changed;
 }

@@ -30,9 +30,11 @@ struct residency_chunk { /* of a request: its text has this key as of now */
 };
 void residency_note(struct residency *r, const struct residency_chunk *c);
 /* Ask for up to `max` texts, taking turns, where they are: `where` answers a place (0 = RAM …) or
- * <0. Returns whether something changed. */
+ * <0. `moves`: a number that differs once a record has come, moved or gone; while it stays, and all
+ * texts have been asked for twice in vain, only 1 in 16 of `max` are asked for. Returns whether
+ * something changed. */
 bool residency_sweep(struct residency *r, int (*where)(void *ctx, const struct tier_key *key),
-                     void *ctx, uint32_t max);
+                     void *ctx, uint32_t max, uint64_t moves);
 uint64_t residency_seq(struct residency *r);   /* of the last change; 0: nothing ever was here */
 uint32_t residency_count(struct residency *r); /* texts held now */
 struct residency_place {

@@ -7,9 +7,11 @@
 
 enum { IDS = 400 };
 static int place_of[IDS]; /* the "store": by key.lo; <0 absent */
+static unsigned n_asked;
 
 static int where(void *ctx, const struct tier_key *key)
 {
+    n_asked++;
     return place_of[key->lo % IDS];
 }
 
@@ -31,6 +33,13 @@ static void note(struct residency *r, uint64_t id, uint32_t n)
     residency_note(r, &(struct residency_chunk){id, key_of(id), 5, n});
 }
 
+/* Something has moved, as far as the store can tell. */
+static bool sweep(struct residency *r, uint32_t max)
+{
+    static uint64_t moves;
+    return residency_sweep(r, where, NULL, max, ++moves);
+}
+
 static const char *ask(struct residency *r, uint64_t epoch, uint64_t since, struct buf *out)
 {
     struct residency_ask a = {epoch, since, places, 2, 0.5};
@@ -48,22 +57,22 @@ TEST(what_comes_moves_and_goes)
     ASSERT_STREQ(ask(r, 0, 0, &b), "@ab 0 full\n");
     note(r, 1, 100);
     note(r, 2, 200);
-    ASSERT_TRUE(!residency_sweep(r, where, NULL, 100)); /* brought, but not held */
+    ASSERT_TRUE(!sweep(r, 100)); /* brought, but not held */
     place_of[1] = 0;
-    ASSERT_TRUE(residency_sweep(r, where, NULL, 100));
-    ASSERT_TRUE(!residency_sweep(r, where, NULL, 100));
+    ASSERT_TRUE(sweep(r, 100));
+    ASSERT_TRUE(!sweep(r, 100));
     ASSERT_STREQ(ask(r, 0, 0, &b), "@ab 1 full\n+1 100 0.000 ram\n");
     ASSERT_STREQ(ask(r, 0xab, 1, &b), "@ab 1 delta\n");
     place_of[1] = 1; /* evicted from RAM: 5 + 1 ms instead of 50 */
     place_of[2] = 0;
-    ASSERT_TRUE(residency_sweep(r, where, NULL, 100));
+    ASSERT_TRUE(sweep(r, 100));
     ASSERT_STREQ(ask(r, 0xab, 1, &b), "@ab 3 delta\n+2 200 0.000 ram\n+1 100 0.120 nvme\n");
     ASSERT_EQ(residency_count(r), 2);
     place_of[2] = -ENOENT;
-    ASSERT_TRUE(residency_sweep(r, where, NULL, 100));
+    ASSERT_TRUE(sweep(r, 100));
     ASSERT_STREQ(ask(r, 0xab, 3, &b), "@ab 4 delta\n-2\n");
     place_of[2] = 0; /* gone and back between two questions */
-    ASSERT_TRUE(residency_sweep(r, where, NULL, 100));
+    ASSERT_TRUE(sweep(r, 100));
     ASSERT_STREQ(ask(r, 0xab, 3, &b), "@ab 5 delta\n-2\n+2 200 0.000 ram\n");
     ASSERT_STREQ(ask(r, 0xab, 9, &b), /* another life's number */
                  "@ab 5 full\n+2 200 0.000 ram\n+1 100 0.120 nvme\n");
@@ -129,12 +138,12 @@ static void play(uint32_t capacity, uint64_t seed, unsigned ids, struct reader *
             place_of[id] = (int)(test_rand(&seed) % 3) - 1;
             break;
         default:
-            (void)residency_sweep(r, where, NULL, (uint32_t)(test_rand(&seed) % 16));
+            (void)sweep(r, (uint32_t)(test_rand(&seed) % 16));
         }
         if (i % 10 == 0) follow(often, r);
         if (i % 19999 == 19998) follow(seldom, r);
     }
-    (void)residency_sweep(r, where, NULL, capacity);
+    (void)sweep(r, capacity);
     follow(often, r);
     follow(seldom, r);
     unsigned n = 0;
@@ -171,7 +180,7 @@ TEST(sweeps_take_turns)
         place_of[i] = 0;
     }
     for (int i = 1; i <= 10; i++) {
-        ASSERT_TRUE(residency_sweep(r, where, NULL, 10));
+        ASSERT_TRUE(sweep(r, 10));
         ASSERT_EQ(residency_count(r), 10 * i);
     }
     residency_destroy(r);
@@ -203,7 +212,7 @@ TEST(changes_one_by_one)
     ASSERT_OK(residency_create(16, 1, &r));
     note(r, 1, 100);
     place_of[1] = 0;
-    ASSERT_TRUE(residency_sweep(r, where, NULL, 100));
+    ASSERT_TRUE(sweep(r, 100));
     ASSERT_OK(residency_remember(r));
     ASSERT_EQ(residency_changes(r, 0, x, 8), -ESTALE); /* what was before is not remembered */
     ASSERT_EQ(residency_changes(r, 2, x, 8), -ESTALE); /* yet to come */
@@ -211,9 +220,9 @@ TEST(changes_one_by_one)
     note(r, 2, 200);
     place_of[1] = 1;
     place_of[2] = 0;
-    ASSERT_TRUE(residency_sweep(r, where, NULL, 100));
+    ASSERT_TRUE(sweep(r, 100));
     place_of[2] = -ENOENT;
-    ASSERT_TRUE(residency_sweep(r, where, NULL, 100));
+    ASSERT_TRUE(sweep(r, 100));
     ASSERT_EQ(residency_changes(r, 1, x, 8), 3);
     expect(&x[0], 1, 0, 1);
     expect(&x[1], 2, -1, 0);
@@ -241,7 +250,7 @@ TEST(a_reader_that_is_far_behind_begins_anew)
     for (int round = 0; round <= RESIDENCY_CHANGES_MAX / IDS; round++) {
         for (int i = 0; i < IDS; i++)
             place_of[i] = round % 2;
-        ASSERT_TRUE(residency_sweep(r, where, NULL, IDS));
+        ASSERT_TRUE(sweep(r, IDS));
     }
     const uint64_t now = residency_seq(r);
     ASSERT_TRUE(now > RESIDENCY_CHANGES_MAX);
@@ -251,8 +260,43 @@ TEST(a_reader_that_is_far_behind_begins_anew)
     ASSERT_EQ(residency_page(r, &cursor, x, 300), 300);
     ASSERT_TRUE(x[0].from < 0 && x[0].to >= 0 && x[299].key.lo == 299);
     place_of[IDS - 1] = -ENOENT;
-    ASSERT_TRUE(residency_sweep(r, where, NULL, IDS));
+    ASSERT_TRUE(sweep(r, IDS));
     ASSERT_EQ(residency_page(r, &cursor, x, 300), IDS - 300 - 1);
     ASSERT_EQ(residency_page(r, &cursor, x, 300), 0);
+    residency_destroy(r);
+}
+
+TEST(where_nothing_moves_little_is_asked)
+{
+    struct residency *r;
+    const uint64_t moves = ~0ull;
+    nobody();
+    ASSERT_OK(residency_create(IDS, 1, &r));
+    for (uint64_t i = 0; i < 320; i++)
+        note(r, i, 16);
+    place_of[7] = 0;
+    ASSERT_TRUE(residency_sweep(r, where, NULL, 320, moves)); /* all are asked for twice more */
+    n_asked = 0;
+    for (int i = 0; i < 10; i++)
+        ASSERT_TRUE(!residency_sweep(r, where, NULL, 160, moves));
+    ASSERT_EQ(n_asked, 4 * 160 + 6 * 10);
+    place_of[9] = 1; /* told of by nobody: found all the same */
+    bool found = false;
+    for (int i = 0; i < 32; i++)
+        found |= residency_sweep(r, where, NULL, 160, moves);
+    ASSERT_TRUE(found);
+    for (int i = 0; i < 4; i++)
+        (void)residency_sweep(r, where, NULL, 160, moves);
+    n_asked = 0;
+    note(r, 321, 16); /* one more text; then, a record that moved */
+    (void)residency_sweep(r, where, NULL, 160, moves);
+    ASSERT_EQ(n_asked, 160);
+    for (int i = 0; i < 5; i++)
+        (void)residency_sweep(r, where, NULL, 160, moves);
+    n_asked = 0;
+    (void)residency_sweep(r, where, NULL, 160, moves);
+    ASSERT_EQ(n_asked, 10);
+    (void)residency_sweep(r, where, NULL, 160, moves + 1);
+    ASSERT_EQ(n_asked, 10 + 160);
     residency_destroy(r);
 }
