@@ -28,7 +28,7 @@ LOAD_S = float(os.environ.get("STUB_LOAD_S", "0"))
 HOLD = os.environ.get("STUB_HOLD")  # a file: it loads while that is there
 LOAD = os.environ.get("STUB_LOAD")  # a file: what it says of its load
 STARTED = time.monotonic()
-STATE = {"active": 0, "aborted": 0, "served": 0, "last_completion": None}
+STATE = {"active": 0, "aborted": 0, "served": 0, "last_completion": None, "asked": {}}
 
 
 def loading():
@@ -67,6 +67,7 @@ class Conn:
         if target.endswith("completions"):
             STATE["last_completion"] = {"headers": headers, "body": body.decode("utf-8", "replace")}
         path, _, query = target.partition("?")
+        STATE["asked"][path] = STATE["asked"].get(path, 0) + 1
         if path == "/admin/residents" and LOAD:
             await self.feed(query)
         else:

@@ -5,6 +5,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -153,6 +154,25 @@ def test_watching():
             assert g.stop() == 0
 
 
+def test_workers_are_left_alone_where_nobody_watches():
+    port = free_port()
+    with gateway("--health-interval", "1s", stub=True, env={"KVBLEND_ADMIN": f"127.0.0.1:{port}",
+                                                            "KVBLEND_ADMIN_KEY": "sesame"}):
+        def asked(path):
+            status = asks(port)("GET", "/admin/status", KEY).json()["workers"][0]["status"]
+            return status["asked"].get(path, 0)
+
+        def asked_by_the_page():
+            """Meanwhile so many probes come that a page's second is long over."""
+            before, probes = asked("/admin/now"), asked("/health")
+            until("more probes", lambda: asked("/health") >= probes + 4)
+            return asked("/admin/now") - before
+        assert asked_by_the_page() == 0
+        with Watch(port) as w:
+            assert w.event() and w.event() and asked("/admin/now") >= 2
+        until("it is seen to have gone", lambda: asked_by_the_page() == 0)
+
+
 def test_what_the_quickstart_prints_opens():
     """Its variables alone: the page, what it reads, and what the playground asks, by the admin key."""
     port = free_port()
@@ -186,14 +206,14 @@ def test_tokens_of_a_request_are_shown_where_it_is_allowed():
                  "--api-key", "b-key id=beta", "--show-text", "acme") as g:
         ask = asks(port)
 
-        def blend(key, n=3, **fields):
+        def blend(key, n=3, strategy="query", **fields):
             parts = [{"type": "text", "text": t} for t in texts[:n]] + [{"type": "text", "text": "<b>What</b> é item?"}]
             names = {"namespace": fields.pop("namespace")} if "namespace" in fields else {}
             r = g.post("/v1/segments", dict({"texts": texts}, **names), headers=keys[key])
             assert r.status == 200, r.body
             r = g.post("/v1/chat/completions", headers=keys[key], body=dict(
                 {"messages": [{"role": "user", "content": parts}], "max_tokens": 1,
-                 "kvblend": dict({"mode": "blend", "strategy": "query", "ratio": 0.25}, **names)}, **fields))
+                 "kvblend": dict({"mode": "blend", "strategy": strategy, "ratio": 0.25}, **names)}, **fields))
             assert r.status == 200 and r.json()["kvblend"]["tokens"]["reused"] > 0, r.body
             return r
 
@@ -223,6 +243,17 @@ def test_tokens_of_a_request_are_shown_where_it_is_allowed():
                     assert len(one["text"]) == len(levels) and "<b>What</b> é item?" in said and texts[0] in said
                 else:
                     assert b"item" not in answer.body
+            for strategy in ("hkvd", "sink"):
+                r = blend("a", strategy=strategy)
+                one, tokens = heat(r).json()["prompts"][0], r.json()["kvblend"]["tokens"]
+                levels = bytes.fromhex(one["heat"])
+                assert len(levels) == one["tokens"] == sum(tokens.values())
+                assert sum(x >= 128 for x in levels) == tokens["recomputed"] > 0
+                assert sum(x != 127 for x in levels) == tokens["reused"] + tokens["recomputed"]
+                if strategy == "hkvd":
+                    assert max(x & 127 for x in levels if x != 127) == 126, levels.hex()
+                else:  # which has no scores: a chunk's first tokens
+                    assert re.fullmatch(rb"\x7f*(\x80+\0+\x7f+)+", levels), levels.hex()
             path = "/admin/heat/" + shown.headers["x-request-id"]
             by_reply = ask("GET", "/admin/heat/" + shown.json()["id"], KEY)
             assert by_reply.status == 200 and by_reply.json() == heat(shown).json()
