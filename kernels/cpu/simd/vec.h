@@ -160,12 +160,12 @@ VF_INLINE float vf_hmax(vf v)
 /* Sum of the lanes in one fixed order: halves are folded onto each other. */
 VF_INLINE float vf_hsum(vf v)
 {
-    float t[VL];
-    vf_store(t, v);
-    for (int w = VL / 2; w > 0; w /= 2)
-        for (int i = 0; i < w; i++)
-            t[i] += t[i + w];
-    return t[0];
+    float t[4]; /* not all: gcc 12 stores 64 bytes as aligned, which ASan's frames are not */
+    for (int i = 0; i < 4; i++)
+        t[i] = VL == 16  ? (v[i] + v[(i + 8) % VL]) + (v[(i + 4) % VL] + v[(i + 12) % VL])
+               : VL == 8 ? v[i] + v[(i + 4) % VL]
+                         : v[i];
+    return (t[0] + t[2]) + (t[1] + t[3]);
 }
 
 /* 2^r for |r| <= 1/2. */
