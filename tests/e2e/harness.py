@@ -94,6 +94,16 @@ def until(what, fn, deadline_s=DEADLINE_S):
         time.sleep(0.002)
 
 
+def runs_in(root):
+    """Does a process have that folder as its root (chroot)?"""
+    def there(pid):
+        try:
+            return os.readlink(f"/proc/{pid}/root") == str(root)
+        except OSError:  # it has ended, or is nobody's of ours
+            return False
+    return any(there(p) for p in os.listdir("/proc") if p.isdigit())
+
+
 def clean_env():
     """The environment without settings of kvblend: the caller's must not reach the programs. The
     controller is off unless a test is about it: what it decides depends on how fast the machine is."""

@@ -17,7 +17,7 @@ import tempfile
 
 import yaml
 
-from harness import ROOT, Program, free_port, listening, main, tiny_model, until
+from harness import ROOT, Program, free_port, listening, main, runs_in, tiny_model, until
 
 HERE = os.path.join(ROOT, "packaging", "container")
 KEY = "sesame-of-the-test"
@@ -108,15 +108,8 @@ def serve(root, of):
         g.proc.send_signal(signal.SIGTERM)
         assert g.proc.wait(60) == 0
     dead = subprocess.run(chroot(*of["Healthcheck"]["Test"][1:]), capture_output=True)
-    until("its worker has gone", lambda: not any(runs_there(p, root) for p in os.listdir("/proc") if p.isdigit()))
+    until("its worker has gone", lambda: not runs_in(root))
     assert dead.returncode == 3, dead
-
-
-def runs_there(pid, root):
-    try:
-        return os.readlink(f"/proc/{pid}/root") == str(root)
-    except OSError:
-        return False
 
 
 def test_compose_says_what_there_is():

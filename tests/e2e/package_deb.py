@@ -13,7 +13,7 @@ import signal
 import subprocess
 import tempfile
 
-from harness import Program, free_port, listening, main, tiny_model, until
+from harness import Program, free_port, listening, main, runs_in, tiny_model, until
 
 DEB = os.environ["KVBLEND_DEB"]
 root = None
@@ -65,13 +65,6 @@ def settings(unit):
     return of["ExecStart"].split(), dict(x.split("=", 1) for line in variables for x in line.split()), of["User"]
 
 
-def runs_there(pid):
-    try:
-        return os.readlink(f"/proc/{pid}/root") == str(root)
-    except OSError:  # it has ended, or is nobody's of ours
-        return False
-
-
 @contextlib.contextmanager
 def served():
     """The unit's service in the root; its listen address is a free port, as no systemd hands one over."""
@@ -88,7 +81,7 @@ def served():
         assert "ready" in status, status
         g.proc.send_signal(signal.SIGTERM)
         assert g.proc.wait(60) == 0
-    until("nothing runs there", lambda: not any(runs_there(p) for p in os.listdir("/proc") if p.isdigit()))
+    until("nothing runs there", lambda: not runs_in(root))
 
 
 def chat(g):
