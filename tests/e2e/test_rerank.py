@@ -272,6 +272,8 @@ def test_documents_outlive_the_worker():
         with started() as own:
             want = scores(ask(server=own, kvblend=order))
             assert own.post("/v1/segments", {"texts": ["x " * 40]}).status == 200
+            until("all are written: an end waits three seconds for that, a slow drive takes longer",
+                  lambda: own.metric('kvblend_tier_write_total{tier="nvme"}') > len(DOCUMENTS))
             own.proc.send_signal(signal.SIGTERM)
             assert own.proc.wait(DEADLINE_S) == 0
         with started() as own:
