@@ -211,6 +211,19 @@ int kn_mat_fill_codes(struct kn_mat *w, size_t row, const struct codes_row *c)
     return ops->fill_codes ? ops->fill_codes(w, row, c) : -ENOTSUP;
 }
 
+int kn_mat_rows(struct kn_mat *w, size_t row0, size_t n, struct kn_mat **ret_mat)
+{
+    const struct kn_gpu_ops *gpu = mat_ops(w)->gpu;
+    const size_t all = mat_head(w)->n;
+    if (!gpu) return -ENOTSUP;
+    return row0 < all && n > 0 && n <= all - row0 ? gpu->mat_rows(w, row0, n, ret_mat) : -EINVAL;
+}
+
+void kn_mat_inner(struct kn_mat *w)
+{
+    ((struct kn_mat_head *)w)->inner = true;
+}
+
 int kn_mat_done(struct kn_mat *w)
 {
     return mat_ops(w)->mat->done(w);
@@ -296,6 +309,13 @@ float *kn_operand(struct kn_stream *st, unsigned slot, size_t m, const struct kn
     const struct kn_gpu_ops *gpu = stream_ops(st)->gpu;
     if (!gpu) return kn_scratch(st, slot, m * mat_head(w)->k * sizeof(float));
     return slot < KN_SLOTS ? gpu->operand(st, slot, m, w) : NULL;
+}
+
+float *kn_product(struct kn_stream *st, unsigned slot, size_t m, const struct kn_mat *w)
+{
+    const struct kn_gpu_ops *gpu = stream_ops(st)->gpu;
+    if (!gpu) return kn_scratch(st, slot, m * mat_head(w)->n * sizeof(float));
+    return slot < KN_SLOTS ? gpu->product(st, slot, m, w) : NULL;
 }
 
 /* ---- operations ---- */

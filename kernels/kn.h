@@ -59,14 +59,11 @@ struct kn_dev;
 struct kn_stream;
 struct kn_mat;
 
-struct kn_shape {
-    size_t n, k; /* weight [n, k] */
-};
 /* How the GEMM is chosen: by measuring the candidates over these weight shapes. */
 struct kn_tuning {
     const struct kn_shape *shapes;
-    size_t n_shapes; /* 0: nothing is measured, the first candidate that fits is taken */
-    size_t rows;
+    size_t n_shapes;       /* 0: nothing is measured, the first candidate that fits is taken */
+    size_t rows, rows_max; /* of the rates; of a product (0: any number), which a GPU tunes up to */
     unsigned budget_ms; /* about; 0: the device's own, 1500 on the CPU, 8000 on a GPU (chosen: a GPU
                            has more to choose from, and does it once) */
 };
@@ -174,7 +171,11 @@ struct kn_part {
 int kn_mat_create_coded(struct kn_dev *d, const struct kn_part *parts, size_t n_parts, size_t k,
                         struct kn_mat **ret_mat);
 int kn_mat_fill_codes(struct kn_mat *w, size_t row, const struct codes_row *c);
-int kn_mat_done(struct kn_mat *w); /* all rows filled: ready for use */
+/* Rows row0 … row0 + n - 1 of w, which is ready and outlives them, as a weight of its own. -ENOTSUP
+ * on the CPU. */
+int kn_mat_rows(struct kn_mat *w, size_t row0, size_t n, struct kn_mat **ret_mat);
+void kn_mat_inner(struct kn_mat *w); /* what it gives may be rounded: see kn_product() */
+int kn_mat_done(struct kn_mat *w);   /* all rows filled: ready for use */
 void kn_mat_destroy(struct kn_mat *w);
 size_t kn_mat_bytes(const struct kn_mat *w); /* memory that it takes */
 
@@ -233,6 +234,10 @@ void *kn_scratch(struct kn_stream *st, unsigned slot, size_t size_bytes);
  * kn_gemm() (a) any number of times. A device keeps them as those products want them (bf16, 8
  * bits), so nothing else may look. Slots as kn_scratch(). */
 float *kn_operand(struct kn_stream *st, unsigned slot, size_t m, const struct kn_mat *w);
+/* The same for what a product with w gives, [m, n]: written whole by one kn_gemm() (c, stride n;
+ * neither bias nor accumulate), read by kn_glu() alone (gate_up). What a weight of kn_mat_inner()
+ * gives a device may round to bf16. */
+float *kn_product(struct kn_stream *st, unsigned slot, size_t m, const struct kn_mat *w);
 
 /* ---- row operations ---- */
 struct kn_gemm_args {

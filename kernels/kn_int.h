@@ -78,7 +78,9 @@ struct kn_gpu_ops {
     typeof(kn_replays) *replays;
     typeof(kn_gemm_refusals) *gemm_refusals;
     typeof(kn_sync) *sync;
+    typeof(kn_mat_rows) *mat_rows;
     typeof(kn_operand) *operand;
+    typeof(kn_product) *product;
     typeof(kn_embed) *embed;
 };
 
@@ -100,6 +102,7 @@ struct kn_stream_head {
 struct kn_mat_head {
     struct kn_dev *dev;
     size_t n, k;
+    bool inner; /* kn_mat_inner() */
 };
 
 int kn_cpu_create(const struct kn_dev_opts *o, struct kn_dev **ret_dev, struct err *err);

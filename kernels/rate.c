@@ -40,6 +40,11 @@ static int rate_product(struct kn_stream *st, const struct kn_rate *b, const str
                              .ldc = b->n_max};
     const size_t k = shape_of(w)->k;
     const unsigned slot = rate_slot(b, k);
+    if (shape_of(w)->inner && !b->prepares) {
+        g.c = kn_product(st, KN_SLOTS - 1, m, w);
+        g.ldc = shape_of(w)->n;
+        if (!g.c) return -ENOMEM;
+    }
     if (slot == KN_SLOTS) return b->prepares ? 0 : kn_gemm(st, &g);
     float *at = kn_operand(st, slot, m, w); /* where it was, as it was: nothing has grown since */
     if (!at) return -ENOMEM;
@@ -81,7 +86,7 @@ int kn_rate_create(struct kn_dev *d, struct kn_mat *const *mats, size_t n, size_
     for (size_t i = 0; i < n; i++) {
         const struct kn_mat_head *s = shape_of(mats[i]);
         const unsigned slot = rate_slot(b, 0);
-        if (!kn_info(d)->is_host && rate_slot(b, s->k) == KN_SLOTS && slot < KN_SLOTS)
+        if (!kn_info(d)->is_host && rate_slot(b, s->k) == KN_SLOTS && slot < KN_SLOTS - 1)
             b->k[slot] = s->k;
         if (s->k > b->k_max) b->k_max = s->k;
         if (s->n > b->n_max) b->n_max = s->n;

@@ -2,12 +2,18 @@
 #ifndef KERNELS_TYPES_H
 #define KERNELS_TYPES_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 /* Stored KV. Q8 in units of a head: f16 m, its largest magnitude (rounded towards zero), then
  * int8[K]: value i is q[i] * m / 127. Off by m / 254 at most, and what is below 2^-24 is 0. */
 enum kn_dtype { KN_F32, KN_F16, KN_BF16, KN_Q8 };
+/* Of a weight. */
+struct kn_shape {
+    size_t n, k; /* [n, k] */
+    bool inner;  /* kn_mat_inner() */
+};
 enum kn_mem { KN_MEM_DEVICE, KN_MEM_SHARED, KN_MEM_HOST /* pinned */, KN_MEMS };
 
 /* Rotary embedding, rotate-half pairing (i, i + K/2). inv_freq carries any scaling; mscale is the

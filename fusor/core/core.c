@@ -87,13 +87,13 @@ static int pack_codes(struct packer *p, const struct span *s, struct kn_mat *to,
     return 0;
 }
 
+enum { JOINED_MAX = 3 };
 typedef int (*create_fn)(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret);
 
 /* Spans, one below the other, become one matrix: in the file's form where the device keeps such. */
 static int pack_spans(struct packer *p, create_fn create, const struct span *s, size_t n_s,
                       struct kn_mat **ret)
 {
-    enum { JOINED_MAX = 2 };
     const struct model *m = p->c->model;
     const size_t k = model_w_cols(m, s[0].w);
     struct kn_part part[JOINED_MAX];
@@ -118,9 +118,11 @@ static int pack_as(struct packer *p, create_fn create, const enum model_w *w, si
                    unsigned layer, struct fus_linear *ret)
 {
     const struct model *m = p->c->model;
-    const struct span s[] = {all_of(m, w[0], layer), all_of(m, w[n_w - 1], layer)};
-    ret->n = s[0].n + (n_w > 1 ? s[1].n : 0);
+    struct span s[JOINED_MAX];
+    ret->n = 0;
     ret->k = model_w_cols(m, w[0]);
+    for (size_t i = 0; i < n_w && i < JOINED_MAX; ret->n += s[i++].n)
+        s[i] = all_of(m, w[i], layer);
     return pack_spans(p, create, s, n_w, &ret->w);
 }
 
@@ -130,7 +132,7 @@ static int pack(struct packer *p, const enum model_w *w, size_t n_w, unsigned la
     return pack_as(p, kn_mat_create, w, n_w, layer, ret);
 }
 
-/* One or two vectors joined; absent ones leave *ret NULL. What scales logits goes into the norm in
+/* Vectors joined; absent ones leave *ret NULL. What scales logits goes into the norm in
  * front of the head, which is linear. */
 static int vectors(struct packer *p, const enum model_w *w, size_t n_w, unsigned layer, float **ret)
 {
@@ -229,15 +231,37 @@ static int load_experts(struct packer *p, unsigned l)
     return r < 0 ? r : pack_spans(p, kn_mat_create, &down, 1, &w->shared_down);
 }
 
+static int rows_of(struct fus_linear *all, size_t row0, size_t n, struct fus_linear *ret)
+{
+    ret->n = n;
+    ret->k = all->k;
+    return kn_mat_rows(all->w, row0, n, &ret->w);
+}
+
+/* A GPU takes one product for three where it may: it deals out tiles of all at once. The CPU's
+ * product is as fast by itself, and keeps each of them in the file's own form. */
+static int load_qkv(struct packer *p, unsigned l, struct fus_layer *w)
+{
+    const size_t HK = (size_t)p->c->cfg.H * p->c->cfg.K, GK = (size_t)p->c->cfg.G * p->c->cfg.K;
+    if (kn_info(p->c->dev)->is_host) {
+        int r = pack(p, W(MODEL_K, MODEL_V), 2, l, &w->kv);
+        return r < 0 ? r : pack(p, W(MODEL_Q), 1, l, &w->q);
+    }
+    int r = pack(p, W(MODEL_Q, MODEL_K, MODEL_V), 3, l, &w->qkv);
+    if (r == 0) r = rows_of(&w->qkv, 0, HK, &w->q);
+    if (r == 0) r = rows_of(&w->qkv, HK, 2 * GK, &w->kv);
+    return r < 0 ? r : vectors(p, W(MODEL_Q_BIAS, MODEL_K_BIAS, MODEL_V_BIAS), 3, l, &w->qkv.bias);
+}
+
 static int load_layer(struct packer *p, unsigned l)
 {
     const bool mixed = p->c->cfg.experts.n > 0;
     struct fus_layer *w = &p->c->layer[l];
-    int r = pack(p, W(MODEL_K, MODEL_V), 2, l, &w->kv);
-    if (r == 0) r = pack(p, W(MODEL_Q), 1, l, &w->q);
+    int r = load_qkv(p, l, w);
     if (r == 0) r = pack(p, W(MODEL_O), 1, l, &w->o);
     if (r == 0 && mixed) r = load_experts(p, l);
     if (r == 0 && !mixed) r = pack(p, W(MODEL_GATE, MODEL_UP), 2, l, &w->gu);
+    if (r == 0 && !mixed) kn_mat_inner(w->gu.w);
     if (r == 0 && !mixed) r = pack(p, W(MODEL_DOWN), 1, l, &w->down);
     if (r == 0) r = load_norm(p, MODEL_NORM_ATTN, MODEL_NORM_ATTN_BIAS, l, &w->norm_attn);
     if (r == 0) r = load_norm(p, MODEL_NORM_FFN, MODEL_NORM_FFN_BIAS, l, &w->norm_ffn);
@@ -295,10 +319,11 @@ static int open_device(struct fus_core *c, const struct kn_dev_opts *opts, struc
     const struct model_cfg *g = &c->cfg;
     const size_t HK = (size_t)g->H * g->K, GK = (size_t)g->G * g->K;
     const struct kn_shape shapes[] = {
-        {2 * GK, g->D}, {HK, g->D}, {g->D, HK}, {2 * (size_t)g->F, g->D}, {g->D, g->F}};
+        {HK + 2 * GK, g->D, false}, {2 * GK, g->D, false},          {HK, g->D, false},
+        {g->D, HK, false},          {2 * (size_t)g->F, g->D, true}, {g->D, g->F, false}};
     struct kn_dev_opts o = *opts;
     /* 512 rows: chosen, a prompt's block sizes without slowing the start-up much. */
-    o.tune = (struct kn_tuning){shapes, sizeof(shapes) / sizeof(shapes[0]), 512, 0};
+    o.tune = (struct kn_tuning){shapes, sizeof(shapes) / sizeof(shapes[0]), 512, c->ctx_max, 0};
     return kn_dev_create(&o, &c->dev, err);
 }
 
@@ -594,7 +619,7 @@ static void norm_fini(struct kn_dev *d, struct fus_norm *n)
 
 static void layer_fini(struct kn_dev *d, struct fus_layer *w)
 {
-    const struct fus_linear *const linear[] = {&w->kv, &w->q, &w->o, &w->gu, &w->down};
+    const struct fus_linear *const linear[] = {&w->kv, &w->q, &w->qkv, &w->o, &w->gu, &w->down};
     for (size_t i = 0; i < sizeof(linear) / sizeof(linear[0]); i++) {
         kn_mat_destroy(linear[i]->w);
         kn_mem_free(d, linear[i]->bias);
@@ -652,7 +677,8 @@ unsigned fus_core_ctx_max(const struct fus_core *c)
 static size_t layer_mats(const struct fus_layer *w, struct kn_mat **ret)
 {
     struct kn_mat *const every[] = {
-        w->kv.w, w->q.w, w->o.w, w->gu.w, w->down.w, w->moe.shared_gate_up, w->moe.shared_down};
+        w->qkv.w,  w->qkv.w ? NULL : w->kv.w, w->qkv.w ? NULL : w->q.w, w->o.w, w->gu.w,
+        w->down.w, w->moe.shared_gate_up,     w->moe.shared_down};
     size_t n = 0;
     for (size_t i = 0; i < sizeof(every) / sizeof(every[0]); i++)
         if (every[i]) ret[n++] = every[i];

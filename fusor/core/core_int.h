@@ -22,6 +22,7 @@ struct fus_norm {
     float *bias; /* [D] of a LayerNorm; NULL: the root mean square's */
 };
 struct fus_layer {
+    struct fus_linear qkv;               /* [H*K + 2*G*K, D] on a GPU: q and kv are rows of it */
     struct fus_linear kv;                /* [2*G*K, D]: K rows, then V rows */
     struct fus_linear q;                 /* [H*K, D] */
     struct fus_linear o;                 /* [D, H*K] */
@@ -125,6 +126,7 @@ struct fus_phase {
     size_t keep_from;
     float *att;     /* [rows of a phase B call, H*K] attention output */
     bool goes_on;   /* phase A: B follows, without a look in between */
+    bool joint;     /* phase B: does phase A, too, of the same rows, all of them */
     bool attn_only; /* phase B: stop after the attention (last layer of the scoring pass) */
     const atomic_bool *cancel;
 };

@@ -2,10 +2,9 @@
  *
  * Phase A projects K and V of every row and writes them to the pages; phase B does everything else.
  * They are two parallel sections because a row of B sees keys of all rows of A; inside a section
- * each block of rows runs through all operations on one thread, so activations stay in its cache. Q
- * is a GEMM of its own (not joined with K and V) so that a row of S, of a miss and of a full
- * prefill go through the same shapes whatever the strategy; that is what makes r = 1 equal full bit
- * for bit. */
+ * each block of rows runs through all operations on one thread, so activations stay in its cache. On
+ * a GPU one run has all rows: where both halves have the same ones they are a section (`joint`), and
+ * Q, K and V one product. */
 #include "fusor/core/core_int.h"
 
 #include "base/assert.h"
@@ -43,13 +42,44 @@ static int linear(struct kn_stream *st, const struct fus_linear *w, const float 
     return kn_gemm(st, &g);
 }
 
-/* The same for K (and V) or Q, which some models norm. */
+/* What some models do to Q and to K of m rows, which are ldx apart. */
+static int norm_heads(struct kn_stream *st, const struct fus_core *c, const struct fus_linear *w,
+                      float *x, size_t ldx, size_t m)
+{
+    if (!w->norm) return 0;
+    return kn_rmsnorm_heads(st, x, ldx, m, w->n_norms, w->n_norm, w->norm, c->cfg.rms_eps);
+}
+
+/* The same for K (and V) or Q. */
 static int project(struct kn_stream *st, const struct fus_core *c, const struct fus_linear *w,
                    const float *a, size_t m, float *to)
 {
     int r = linear(st, w, a, m, to, false);
-    if (r < 0 || !w->norm) return r;
-    return kn_rmsnorm_heads(st, to, w->n, m, w->n_norms, w->n_norm, w->norm, c->cfg.rms_eps);
+    return r < 0 ? r : norm_heads(st, c, w, to, w->n, m);
+}
+
+/* Rows of a sequence, or one of each of several. */
+struct places {
+    const struct kn_kv *kv;
+    unsigned layer;
+    const int32_t *pos, *slot; /* [m] what they are rotated to, and where they are stored */
+};
+
+/* Q of rows h [m, D], K and V to their pages, by one product. *ret: rows of Q, w->qkv.n apart. */
+static int project_all(struct kn_stream *st, const struct fus_core *c, const struct places *at,
+                       const float *h, size_t m, float **ret)
+{
+    const struct model_cfg *g = &c->cfg;
+    const struct fus_layer *w = &c->layer[at->layer];
+    const size_t HK = (size_t)g->H * g->K, GK = (size_t)g->G * g->K, ld = w->qkv.n;
+    float *q = *ret = kn_scratch(st, SLOT_Q, m * ld * sizeof(*q));
+    if (!q) return -ENOMEM;
+    float *k = q + HK;
+    int r = linear(st, &w->qkv, h, m, q, false);
+    if (r == 0) r = norm_heads(st, c, &w->q, q, ld, m);
+    if (r == 0) r = norm_heads(st, c, &w->kv, k, ld, m);
+    if (r == 0 && w->rope) r = kn_rope(st, w->rope, q, ld, m, g->H + g->G, at->pos); /* K, too */
+    return r < 0 ? r : kn_kv_put(st, at->kv, at->layer, at->slot, m, k, ld, k + GK, ld);
 }
 
 /* Rows x [m, D] normed, to out. */
@@ -92,6 +122,32 @@ static int half_out(const struct span *s, const float *norm, const struct fus_li
     if (!y) return -ENOMEM;
     int r = linear(s->st, w, a, s->m, y, false);
     return r < 0 ? r : kn_rmsnorm_add(s->st, y, D, s->m, D, norm, s->c->cfg.rms_eps, s->x, D);
+}
+
+/* Q alone, rows without gaps. */
+static int project_q(struct kn_stream *st, const struct fus_core *c, const struct places *at,
+                     const float *h, size_t m, float **ret)
+{
+    const struct model_cfg *g = &c->cfg;
+    const struct fus_layer *w = &c->layer[at->layer];
+    const size_t HK = (size_t)g->H * g->K;
+    float *q = *ret = kn_scratch(st, SLOT_Q, m * HK * sizeof(*q));
+    int r = q ? project(st, c, &w->q, h, m, q) : -ENOMEM;
+    return r < 0 || !w->rope ? r : kn_rope(st, w->rope, q, HK, m, g->H, at->pos);
+}
+
+/* Both by themselves. */
+static int project_each(struct kn_stream *st, const struct fus_core *c, const struct places *at,
+                        const float *h, size_t m, float **ret)
+{
+    const struct model_cfg *g = &c->cfg;
+    const struct fus_layer *w = &c->layer[at->layer];
+    const size_t GK = (size_t)g->G * g->K;
+    float *k = kn_scratch(st, SLOT_KV, m * 2 * GK * sizeof(*k));
+    int r = k ? project(st, c, &w->kv, h, m, k) : -ENOMEM;
+    if (r == 0 && w->rope) r = kn_rope(st, w->rope, k, 2 * GK, m, g->G, at->pos);
+    if (r == 0) r = kn_kv_put(st, at->kv, at->layer, at->slot, m, k, 2 * GK, k + GK, 2 * GK);
+    return r < 0 ? r : project_q(st, c, at, h, m, ret);
 }
 
 struct kn_attn_args fus_attn_args(const struct fus_core *c, const struct kn_kv *kv, unsigned layer)
@@ -181,18 +237,18 @@ static int attend(struct kn_stream *st, const struct fus_phase *p, size_t row0, 
     const struct model_cfg *cfg = &p->core->cfg;
     const struct fus_layer *w = &p->core->layer[p->layer];
     const size_t HK = (size_t)cfg->H * cfg->K;
+    const struct places at = {&p->kv, p->layer, p->pos + row0, slots(p) + row0};
     const float *h;
-    float *q = kn_scratch(st, SLOT_Q, m * HK * sizeof(*q)); /* [m, H*K] */
-    float *lse = p->keep_q ? kn_scratch(st, SLOT_LSE, m * cfg->H * sizeof(*lse)) : NULL;
-    if (!q || (p->keep_q && !lse)) return -ENOMEM;
+    float *q, *lse = p->keep_q ? kn_scratch(st, SLOT_LSE, m * cfg->H * sizeof(*lse)) : NULL;
+    if (p->keep_q && !lse) return -ENOMEM;
     const struct span span = {st, p->core, p->x + row0 * cfg->D, m};
     int r = half_in(&span, &w->norm_attn, w->q.w, &h);
-    if (r == 0) r = project(st, p->core, &w->q, h, m, q);
-    if (r == 0 && w->rope) r = kn_rope(st, w->rope, q, HK, m, cfg->H, p->pos + row0);
+    if (r == 0) r = (p->joint ? project_all : project_q)(st, p->core, &at, h, m, &q);
+    if (r < 0) return r;
     struct kn_attn_args a = fus_attn_args(p->core, &p->kv, p->layer);
-    a.q = q, a.ldq = HK, a.m = m, a.pos = slots(p) + row0;
+    a.q = q, a.ldq = p->joint ? w->qkv.n : HK, a.m = m, a.pos = at.slot;
     a.out = att, a.ldo = HK, a.lse = lse;
-    if (r == 0) r = kn_attn(st, &a);
+    r = kn_attn(st, &a);
     if (r == 0 && p->keep_q) r = keep_scores(st, p, row0, m, q, lse);
     return r;
 }
@@ -221,8 +277,8 @@ static int feed_forward(struct kn_stream *st, const struct fus_core *c, unsigned
     const struct fus_layer *w = &c->layer[layer];
     const size_t F = cfg->F;
     const float *h;
-    float *gu = kn_scratch(st, SLOT_GU, m * 2 * F * sizeof(*gu)); /* [m, 2*F] */
-    float *act = kn_operand(st, SLOT_ACT, m, w->down.w);          /* [m, F] */
+    float *gu = kn_product(st, SLOT_GU, m, w->gu.w);     /* [m, 2*F] */
+    float *act = kn_operand(st, SLOT_ACT, m, w->down.w); /* [m, F] */
     if (!gu || !act) return -ENOMEM;
     const struct span span = {st, c, x, m};
     int r = half_in(&span, &w->norm_ffn, w->gu.w, &h);
@@ -385,20 +441,16 @@ static int decode_attention(struct kn_stream *st, const struct decode *d, unsign
 {
     const struct model_cfg *cfg = &d->c->cfg;
     const struct fus_layer *w = &d->c->layer[layer];
-    const size_t HK = (size_t)cfg->H * cfg->K, GK = (size_t)cfg->G * cfg->K;
+    const size_t HK = (size_t)cfg->H * cfg->K;
     const int32_t *pos = d->rows.pos;
-    float *k = kn_scratch(st, SLOT_KV, n * 2 * GK * sizeof(*k));
-    float *q = kn_scratch(st, SLOT_Q, n * HK * sizeof(*q));
-    if (!k || !q) return -ENOMEM;
-    int r = project(st, d->c, &w->kv, h, n, k);
-    if (r == 0) r = project(st, d->c, &w->q, h, n, q);
-    if (r == 0 && w->rope) r = kn_rope(st, w->rope, k, 2 * GK, n, cfg->G, pos);
-    if (r == 0 && w->rope) r = kn_rope(st, w->rope, q, HK, n, cfg->H, pos);
-    if (r == 0) r = kn_kv_put(st, &d->kv, layer, pos, n, k, 2 * GK, k + GK, 2 * GK);
+    const struct places at = {&d->kv, layer, pos, pos};
+    float *q;
+    int r = (w->qkv.w ? project_all : project_each)(st, d->c, &at, h, n, &q);
+    if (r < 0) return r;
     struct kn_attn_args a = fus_attn_args(d->c, &d->kv, layer);
-    a.q = q, a.ldq = HK, a.m = n, a.pos = pos;
+    a.q = q, a.ldq = w->qkv.w ? w->qkv.n : HK, a.m = n, a.pos = pos;
     a.out = att, a.ldo = HK;
-    return r < 0 ? r : kn_attn(st, &a);
+    return kn_attn(st, &a);
 }
 
 static int decode_layers(struct kn_stream *st, const struct decode *d, size_t n)

@@ -499,23 +499,6 @@ static int end_a(struct fus_prefill *f)
     return 0;
 }
 
-/* A slice of the first half of a layer. Layer 0 has its K,V already. */
-static int step_a(struct fus_prefill *f)
-{
-    const size_t m = f->layer > 0 ? rows_now(f, f->n_rows) : f->n_rows;
-    if (f->layer > 0) {
-        struct fus_phase p = phase(f);
-        const bool looks = f->n_capture || f->at_choice;
-        p.hook = f->stage == STAGE_MAIN && looks ? rows_hook : NULL;
-        p.hook_ctx = f;
-        p.goes_on = f->at_choice || !p.hook; /* the choice waits for what it needs */
-        int r = fus_phase_a(&p, f->row0, m);
-        if (r < 0) return r;
-    }
-    f->row0 += m;
-    return f->row0 < f->n_rows ? 0 : end_a(f);
-}
-
 /* Rows of phase B in this layer: [*ret_row0, n_rows). In the last layer only those that feed
  * logits, in the last scoring layer only the suffix. */
 static size_t first_b_row(const struct fus_prefill *f)
@@ -536,6 +519,32 @@ static size_t b_rows(const struct fus_prefill *f)
     return f->step_rows && f->step_rows < m ? f->step_rows : m;
 }
 
+/* Both halves have the same rows, nobody looks in between, and one step has all of them. */
+static bool is_joint(const struct fus_prefill *f)
+{
+    return f->core->layer[f->layer].qkv.w && f->layer > 0 && f->stage == STAGE_MAIN &&
+           !f->at_choice && !f->n_capture && !f->step_rows && first_b_row(f) == 0 &&
+           b_rows(f) == f->n_rows;
+}
+
+/* A slice of the first half of a layer. Layer 0 has its K,V already. */
+static int step_a(struct fus_prefill *f)
+{
+    const size_t m = f->layer > 0 ? rows_now(f, f->n_rows) : f->n_rows;
+    f->joint = is_joint(f);
+    if (f->layer > 0 && !f->joint) {
+        struct fus_phase p = phase(f);
+        const bool looks = f->n_capture || f->at_choice;
+        p.hook = f->stage == STAGE_MAIN && looks ? rows_hook : NULL;
+        p.hook_ctx = f;
+        p.goes_on = f->at_choice || !p.hook; /* the choice waits for what it needs */
+        int r = fus_phase_a(&p, f->row0, m);
+        if (r < 0) return r;
+    }
+    f->row0 += m;
+    return f->row0 < f->n_rows ? 0 : end_a(f);
+}
+
 /* The next layer may be queued before this one is done: its results are not looked at. */
 static bool goes_on(const struct fus_prefill *f)
 {
@@ -548,6 +557,7 @@ static int step_b(struct fus_prefill *f)
     const size_t first = first_b_row(f), m = b_rows(f);
     if (f->row0 < first) f->row0 = first;
     struct fus_phase p = phase(f);
+    p.joint = f->joint;
     if (is_scoring(f)) {
         p.keep_q = f->b.keep_q;
         p.keep_lse = f->b.keep_lse;

@@ -113,6 +113,7 @@ struct fus_prefill {
     unsigned loaded_to; /* layers below are in the pages */
     unsigned done_to;   /* layers below have been waited for */
     bool checked;       /* by deviation: the choice is made (or there is none to make) */
+    bool joint;         /* this layer's halves are one (struct fus_phase) */
     bool at_choice;     /* in this layer tokens are chosen, before phase B */
     bool chooses;       /* there are tokens to choose from, and a budget */
     double token_layers;

@@ -351,14 +351,15 @@ static int load_all(struct loader *l)
 static int open_device(struct enc_weights *w, const struct enc_opts *o, struct err *err)
 {
     const size_t D = w->cfg->D, F = w->cfg->F, up = w->cfg->gated ? 2 * F : F;
-    const struct kn_shape shapes[] = {{D, D}, {2 * D, D}, {up, D}, {D, F}};
+    const struct kn_shape shapes[] = {
+        {D, D, false}, {2 * D, D, false}, {up, D, false}, {D, F, false}};
     struct kn_dev_opts dev = o->dev;
     if (dev.device && strcmp(dev.device, "cpu") != 0 && strcmp(dev.device, "auto") != 0)
         return err_set(err, -ENOTSUP, "encoders run on the CPU, not on \"%.40s\"", dev.device);
     const struct tensor *any = w->tensors->n ? &w->tensors->t[0] : NULL; /* for its precision */
     dev.device = "cpu";
     dev.allow_bf16 = any && any->type && any->type->bytes <= 2;
-    dev.tune = (struct kn_tuning){shapes, sizeof shapes / sizeof *shapes, 512, 0};
+    dev.tune = (struct kn_tuning){shapes, sizeof shapes / sizeof *shapes, 512, 0, 0};
     return kn_dev_create(&dev, &w->dev, err);
 }
 

@@ -129,11 +129,11 @@ struct kn_dev {
 struct kn_mat { /* as struct kn_mat_head */
     struct kn_dev *dev;
     size_t n, k;
+    bool inner, ready;
     enum kn_gemm_kind kind;
     void *data;             /* panels */
     struct kn_coded *coded; /* instead of data, or NULL */
     float *row;             /* [k] while coded is filled */
-    bool ready;
 };
 
 /* dev.c fills the device's tables from these and its own. */

@@ -35,7 +35,7 @@ struct block {
     bool used;
 };
 
-struct operand { /* what kn_operand() gave for a slot; at NULL: nothing */
+struct operand { /* what kn_operand() or kn_product() gave for a slot; at NULL: nothing */
     void *at;
     size_t m, k;
     enum cu_type type;
@@ -80,8 +80,11 @@ struct kn_dev {
 struct kn_mat { /* as struct kn_mat_head */
     struct kn_dev *dev;
     size_t n, k;
+    bool inner;
     enum cu_type type;
-    char *block; /* a side */
+    char *block;       /* a side */
+    struct kn_mat *of; /* not NULL: rows of this one, from row0 on */
+    size_t row0;
     bool ready;
 };
 
@@ -199,6 +202,15 @@ static float *operand(struct kn_stream *st, unsigned slot, size_t m, const struc
     return o.at;
 }
 
+static float *product(struct kn_stream *st, unsigned slot, size_t m, const struct kn_mat *w)
+{
+    const bool rounds = w->inner && cu_gemm_rounds(st->dev->cu, w->type);
+    const enum cu_type t = rounds ? CU_BF16 : CU_F32;
+    const struct operand o = {scratch(st, slot, cu_side_bytes(t, m, w->n)), m, w->n, t};
+    if (t != CU_F32) st->operand[slot] = o;
+    return o.at;
+}
+
 /* The operand that is there, else NULL. */
 static const struct operand *operand_at(const struct kn_stream *st, const float *at)
 {
@@ -293,19 +305,12 @@ static int tune(struct kn_dev *d, const struct kn_tuning *how)
 {
     enum { BUDGET_MS = 8000 };
     cu_use(d->cu);
-    size_t(*shape)[2] = mem_alloc(how->n_shapes * sizeof *shape);
     double gflops = 0;
-    if (!shape) return -ENOMEM;
-    for (size_t i = 0; i < how->n_shapes; i++)
-        shape[i][0] = how->shapes[i].n, shape[i][1] = how->shapes[i].k;
-    const struct cu_tune t = {d->weights,
-                              (const size_t(*)[2])shape,
-                              how->n_shapes,
-                              how->rows,
-                              how->budget_ms ? how->budget_ms : BUDGET_MS,
+    const struct cu_tune t = {d->weights,    how->shapes,
+                              how->n_shapes, how->rows,
+                              how->rows_max, how->budget_ms ? how->budget_ms : BUDGET_MS,
                               d->cache_dir};
     int r = cu_tune(d->cu, &t, &gflops);
-    mem_free(shape);
     if (r < 0) return r;
     d->head.info.rate[d->head.info.n_rates++] =
         (struct kn_gemm_rate){d->head.info.gemm, gflops, true};
@@ -343,7 +348,21 @@ static int mat_create_full(struct kn_dev *d, size_t n, size_t k, struct kn_mat *
 
 static struct cu_side side_of(const struct kn_mat *w)
 {
-    return cu_side_at(w->type, w->n, w->k, w->block);
+    const size_t n = w->of ? w->of->n : w->n;
+    struct cu_side side = cu_side_at(w->type, n, w->k, w->block);
+    side.data = (char *)side.data + w->row0 * w->k * cu_value_bytes(w->type);
+    if (side.scale) side.scale += w->row0;
+    return side;
+}
+
+static int mat_rows(struct kn_mat *w, size_t row0, size_t n, struct kn_mat **ret_mat)
+{
+    struct kn_mat *part = w->ready ? mem_alloc(sizeof *part) : NULL;
+    if (!part) return w->ready ? -ENOMEM : -EINVAL;
+    *part = *w;
+    part->n = n, part->of = w, part->row0 = row0;
+    *ret_mat = part;
+    return 0;
 }
 
 /* From the host's memory, which is the caller's again on return: a copy from pageable memory would
@@ -432,7 +451,7 @@ static size_t mat_bytes(const struct kn_mat *w)
 
 static void mat_destroy(struct kn_mat *w)
 {
-    free_block(w->dev, w->block);
+    if (!w->of) free_block(w->dev, w->block);
     mem_free(w);
 }
 
@@ -585,7 +604,9 @@ static int left_side(struct kn_stream *st, const struct kn_gemm_args *a, struct 
 static int gemm(struct kn_stream *st, const struct kn_gemm_args *a)
 {
     const struct kn_mat *w = a->w;
+    const struct operand *to = operand_at(st, a->c);
     if (!w->ready || a->lda < w->k || a->ldc < w->n) return -EINVAL;
+    if (to && (to->type != CU_BF16 || to->k != a->ldc || a->m > to->m)) return -EINVAL;
     if (a->m == 0) return 0;
     struct cu_gemm g = {.type = w->type,
                         .w = side_of(w),
@@ -593,6 +614,7 @@ static int gemm(struct kn_stream *st, const struct kn_gemm_args *a)
                         .m = a->m,
                         .n = w->n,
                         .k = w->k,
+                        .out = to ? CU_BF16 : CU_F32,
                         .bias = a->bias,
                         .c = a->c,
                         .ldc = a->ldc,
@@ -661,8 +683,9 @@ static int glu(struct kn_stream *st, enum kn_act act, const float *gate_up, size
                size_t F, float *out, size_t ldo)
 {
     struct cu_rows r = {gate_up, ldg, m, F, out, ldo, CU_F32, NULL};
-    int e = aim(st, &r);
-    return e < 0 ? e : cu_glu(st->dev->cu, act, &r);
+    const struct operand *from = operand_at(st, gate_up);
+    int e = from && (from->k != ldg || m > from->m) ? -EINVAL : aim(st, &r);
+    return e < 0 ? e : cu_glu(st->dev->cu, act, &r, from ? from->type : CU_F32);
 }
 
 static int softcap(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t n, float cap)
@@ -867,7 +890,9 @@ static const struct kn_gpu_ops gpu_ops = {
     .replays = replays,
     .gemm_refusals = gemm_refusals,
     .sync = sync_stream,
+    .mat_rows = mat_rows,
     .operand = operand,
+    .product = product,
     .embed = embed,
 };
 

@@ -20,7 +20,7 @@
 
 enum {
     PLANS_MAX = 4096, /* slots, a power of two; three quarters are used */
-    BEST_MAX = 512,
+    BEST_MAX = 1600,
     WORKSPACE = 64 << 20, /* chosen: enough for split-k on Hopper */
     ALIGN = 256           /* what the library expects of addresses unless it is told otherwise */
 };
@@ -28,7 +28,7 @@ static const size_t ROOM_BYTES = size_t(256) << 20; /* chosen: 1024 rows of the 
 
 struct plan_key {
     size_t m, n, k, lda, ldc;
-    enum cu_type type;
+    enum cu_type type, out;
     int bias;
     uint32_t align; /* of all addresses, ALIGN at most */
 };
@@ -41,7 +41,7 @@ struct cu_plan {
 };
 struct cu_best {
     size_t bucket, n, k;
-    enum cu_type type;
+    enum cu_type type, out;
     struct cu_algo algo;
 };
 static_assert(sizeof(struct cu_algo) == sizeof(cublasLtMatmulAlgo_t), "kept as it is");
@@ -108,6 +108,11 @@ static bool is_apart(const struct cu *c, enum cu_type t)
     return t == CU_INT8 || (t == CU_FP8 && c->fp8_apart);
 }
 
+int cu_gemm_rounds(const struct cu *c, enum cu_type type)
+{
+    return type != CU_F32 && !is_apart(c, type);
+}
+
 /* What both sides are must be read 16 bytes at a time; the result need not (a head of an odd number
  * of words). */
 static bool is_aligned(const struct plan_key *k)
@@ -165,7 +170,7 @@ static bool describe(const struct cu *c, struct cu_plan *p, const struct cu_gemm
     bool ok = cublasLtMatmulDescCreate(&p->desc, whole ? CUBLAS_COMPUTE_32I : CUBLAS_COMPUTE_32F,
                                        sum) == CUBLAS_STATUS_SUCCESS &&
               layout(&p->w, side, k->k, k->n, k->k) && layout(&p->a, side, k->k, k->m, k->lda) &&
-              layout(&p->c, sum, k->n, k->m, k->ldc) &&
+              layout(&p->c, k->out == CU_BF16 ? CUDA_R_16BF : sum, k->n, k->m, k->ldc) &&
               attribute(p, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T) &&
               attribute(p, CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_N);
     if (ok && k->bias) ok = attribute(p, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
@@ -195,17 +200,16 @@ static size_t suggestions(const struct cu *c, const struct cu_plan *p,
     return s == CUBLAS_STATUS_SUCCESS && n > 0 ? size_t(n) : 0;
 }
 
-/* What was tuned for these rows, else for the next larger bucket that was. */
+/* What was tuned for these rows. What was for others is further behind than a first suggestion. */
 static struct cu_best *best_of(struct cu *c, const struct plan_key *k)
 {
-    struct cu_best *best = nullptr;
     for (size_t i = 0; i < c->n_best; i++) {
         struct cu_best *b = &c->best[i];
-        if (b->n == k->n && b->k == k->k && b->type == k->type && b->bucket >= cu_bucket(k->m) &&
-            (!best || b->bucket < best->bucket))
-            best = b;
+        if (b->n == k->n && b->k == k->k && b->type == k->type && b->out == k->out &&
+            b->bucket == cu_bucket(k->m))
+            return b;
     }
-    return best;
+    return nullptr;
 }
 
 /* The tuned algorithm where it runs with just these rows, else the library's first suggestion. It
@@ -229,7 +233,7 @@ static bool choose(struct cu *c, struct cu_plan *p)
 static bool same_key(const struct plan_key *a, const struct plan_key *b)
 {
     return a->m == b->m && a->n == b->n && a->k == b->k && a->lda == b->lda && a->ldc == b->ldc &&
-           a->type == b->type && a->bias == b->bias && a->align == b->align;
+           a->type == b->type && a->out == b->out && a->bias == b->bias && a->align == b->align;
 }
 
 /* A full table forgets everything: what comes again is prepared again. */
@@ -237,7 +241,7 @@ static struct cu_plan *plan_of(struct cu *c, const struct plan_key *k, const str
 {
     size_t h = k->m;
     const size_t parts[] = {k->n,   k->k,     k->lda,
-                            k->ldc, k->align, size_t(k->type) * 2 + size_t(k->bias)};
+                            k->ldc, k->align, (size_t(k->type) * 8 + k->out) * 2 + size_t(k->bias)};
     for (size_t v : parts)
         h = (h ^ v) * 0x9e3779b97f4a7c15u;
     if (c->n_plans >= PLANS_MAX / 4 * 3) forget_all(c);
@@ -267,6 +271,7 @@ static struct plan_key key_of(const struct cu *c, const struct cu_gemm *g)
             g->type == CU_F32 ? g->lda : g->k,
             apart ? g->n : g->ldc,
             g->type,
+            g->out,
             g->bias && !cu_is_eight(g->type),
             uint32_t(all & (~all + 1))};
 }
@@ -293,7 +298,6 @@ int cu_gemm_prefer(struct cu *c, const struct cu_gemm *g, const struct cu_algo *
 {
     const struct plan_key k = key_of(c, g);
     struct cu_best *b = best_of(c, &k);
-    if (b && b->bucket != cu_bucket(k.m)) b = nullptr; /* another's */
     forget_all(c);
     if (!algo) {
         if (b) *b = c->best[--c->n_best];
@@ -301,7 +305,7 @@ int cu_gemm_prefer(struct cu *c, const struct cu_gemm *g, const struct cu_algo *
     }
     if (!b && c->n_best == BEST_MAX) return -ENOSPC;
     if (!b) b = &c->best[c->n_best++];
-    *b = {cu_bucket(k.m), k.n, k.k, k.type, *algo};
+    *b = {cu_bucket(k.m), k.n, k.k, k.type, k.out, *algo};
     return 0;
 }
 
@@ -354,8 +358,12 @@ template <class T, class Sum> static __global__ void product(struct cu_gemm g, s
     float out = float(sum);
     if (g.a.scale) out *= g.a.scale[i] * g.w.scale[j];
     if (g.bias) out += g.bias[j];
-    float *c = g.c + i * g.ldc + j;
-    *c = g.accumulate ? *c + out : out;
+    const size_t to = i * g.ldc + j;
+    float *c = static_cast<float *>(g.c) + to;
+    if (g.out == CU_BF16)
+        static_cast<uint16_t *>(g.c)[to] = cu_f32_bf16(out);
+    else
+        *c = g.accumulate ? *c + out : out;
 }
 
 static __device__ __forceinline__ bool is_wide(const void *p)
@@ -369,7 +377,7 @@ template <class Sum> static __global__ void finish(struct cu_gemm g)
 {
     const size_t j = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * 4, i = blockIdx.y;
     if (j >= g.n) return;
-    float *c = g.c + i * g.ldc + j;
+    float *c = static_cast<float *>(g.c) + i * g.ldc + j;
     const cu_four scale = cu_four_at(g.w.scale, j, g.n, true);
     cu_four out = cu_four_at(static_cast<const float *>(g.room), i * g.n + j, SIZE_MAX, true);
     cu_four more = {{0, 0, 0, 0}}, old = more;
@@ -388,7 +396,7 @@ template <class Sum> static __global__ void finish(struct cu_gemm g)
 static __global__ void add_bias(struct cu_gemm g)
 {
     const size_t j = size_t(blockIdx.x) * blockDim.x + threadIdx.x, i = blockIdx.y;
-    if (j < g.n) g.c[i * g.ldc + j] += g.bias[j];
+    if (j < g.n) static_cast<float *>(g.c)[i * g.ldc + j] += g.bias[j];
 }
 
 /* Rows [row0, row0 + m) of a product. */
@@ -398,7 +406,7 @@ static struct cu_gemm rows_of(const struct cu_gemm *g, size_t row0, size_t m)
     const size_t stride = g->type == CU_F32 ? g->lda : g->k;
     part.a.data = static_cast<char *>(g->a.data) + row0 * stride * cu_value_bytes(g->type);
     if (g->a.scale) part.a.scale = g->a.scale + row0;
-    part.c += row0 * g->ldc;
+    part.c = static_cast<char *>(g->c) + row0 * g->ldc * cu_value_bytes(g->out);
     part.m = m;
     return part;
 }
@@ -504,6 +512,8 @@ int cu_gemm(struct cu *c, const struct cu_gemm *g)
 {
     const size_t most = cu_gemm_rows_max(c, g->type, g->n);
     if (c->lost) return -EIO;
+    if (g->out != CU_F32 && (!cu_gemm_rounds(c, g->type) || g->bias || g->accumulate))
+        return -EINVAL;
     for (size_t i = 0; i < g->m; i += most) {
         const size_t m = g->m - i < most ? g->m - i : most;
         const struct cu_gemm part = rows_of(g, i, m);

@@ -36,8 +36,9 @@ struct cu_gemm {
     struct cu_side a, w;
     size_t lda; /* of a in f32; other types are contiguous */
     size_t m, n, k;
+    enum cu_type out; /* CU_F32; cu_gemm_rounds(): CU_BF16, without bias and old values */
     const float *bias;
-    float *c; /* [m, n], stride ldc */
+    void *c; /* [m, n], stride ldc */
     size_t ldc;
     int accumulate;
     void *room; /* cu_gemm_room() bytes; NULL when 0 */
@@ -45,13 +46,15 @@ struct cu_gemm {
 /* -ENOTSUP with a sentence where the GPU or the library lacks products of this type. */
 int cu_gemm_open(struct cu *c, enum cu_type type, char *msg, size_t msg_size);
 size_t cu_gemm_room(const struct cu *c, const struct cu_gemm *g);
+int cu_gemm_rounds(const struct cu *c, enum cu_type type); /* results can be bf16 */
 int cu_gemm(struct cu *c, const struct cu_gemm *g);
 /* Products that no algorithm of the library's would make, so that a kernel of ours did: how many,
  * and m, n, k of the latest. Shapes that the library never takes are none. Thread: any. */
 uint64_t cu_gemm_refusals(const struct cu *c, size_t (*ret)[3]);
 
 /* The library's algorithms: what it suggests, best guess first, and which to take from now on for
- * this type and weight at row counts of the same bucket (NULL: its first suggestion). */
+ * this type and weight at row counts of the same bucket (NULL: its first suggestion, which is
+ * also that of all others). */
 struct cu_algo {
     uint64_t word[8];
 };
@@ -63,12 +66,13 @@ size_t cu_gemm_rows_max(const struct cu *c, enum cu_type type, size_t n);
 void cu_versions(const struct cu *c, char *ret, size_t size);     /* GPU, driver, library */
 int cu_noise(struct cu *c, enum cu_type type, void *p, size_t n); /* n random values in (-1, 1) */
 
-/* tune.c: row counts that are tuned, and the smallest of them that is not below m. */
+/* tune.c: the smallest of the row counts that are tuned that is not below m, else the largest. */
 size_t cu_bucket(size_t m);
 struct cu_tune {
     enum cu_type type;
-    const size_t (*shape)[2]; /* n, k */
+    const struct kn_shape *shape;
     size_t n_shapes, rows;
+    size_t rows_max; /* of a product; 0: any number */
     unsigned budget_ms;
     const char *cache_dir; /* NULL: nothing is remembered */
 };

@@ -87,12 +87,15 @@ int cu_rmsnorm_add(struct cu *c, const struct cu_rows *r, const float *weight, f
 }
 
 /* Both kinds are x / (1 + e^-z): GELU's z is 2 sqrt(2 / pi) (x + 0.044715 x^3). */
-template <enum kn_act act> static __global__ void glu(struct cu_rows r, bool wide)
+template <enum kn_act act, enum cu_type from>
+static __global__ void glu(struct cu_rows r, bool wide)
 {
-    const float *gate = r.x + size_t(blockIdx.x) * r.ldx, *up = gate + r.n;
+    const size_t value = from == CU_BF16 ? 2 : 4;
+    const char *gate = reinterpret_cast<const char *>(r.x) + size_t(blockIdx.x) * r.ldx * value;
+    const char *up = gate + r.n * value;
     cu_put_row(r, blockIdx.x, wide, [&](size_t i) {
-        cu_four q = cu_four_at(gate, i, r.n, wide);
-        const cu_four u = cu_four_at(up, i, r.n, wide);
+        cu_four q = cu_stored_four(gate, from, i, r.n, r.n, wide);
+        const cu_four u = cu_stored_four(up, from, i, r.n, r.n, wide);
         for (unsigned j = 0; j < 4; j++) {
             const float x = q.v[j], cubic = fmaf(x * x, 0.044715f, 1.0f);
             const float z = act == KN_SILU ? x : x * cubic * 1.5957691216057308f;
@@ -102,13 +105,19 @@ template <enum kn_act act> static __global__ void glu(struct cu_rows r, bool wid
     });
 }
 
-int cu_glu(struct cu *c, enum kn_act act, const struct cu_rows *r)
+template <enum cu_type from>
+static void glu_from(struct cu *c, enum kn_act act, const struct cu_rows *r)
 {
     const dim3 blocks(unsigned(r->m)), threads(cu_row_threads(r->n));
     if (act == KN_SILU)
-        KN_LAUNCH(glu<KN_SILU>, blocks, threads, 0, c->stream, *r, cu_is_wide(r));
+        KN_LAUNCH((glu<KN_SILU, from>), blocks, threads, 0, c->stream, *r, cu_is_wide(r));
     else
-        KN_LAUNCH(glu<KN_GELU_TANH>, blocks, threads, 0, c->stream, *r, cu_is_wide(r));
+        KN_LAUNCH((glu<KN_GELU_TANH, from>), blocks, threads, 0, c->stream, *r, cu_is_wide(r));
+}
+
+int cu_glu(struct cu *c, enum kn_act act, const struct cu_rows *r, enum cu_type from)
+{
+    from == CU_BF16 ? glu_from<CU_BF16>(c, act, r) : glu_from<CU_F32>(c, act, r);
     return cu_launched(c);
 }
 

@@ -23,7 +23,8 @@ int cu_rmsnorm(struct cu *c, const struct cu_rows *r, size_t heads, const float 
 int cu_rmsnorm_add(struct cu *c, const struct cu_rows *r, const float *weight, float eps);
 int cu_layernorm(struct cu *c, const struct cu_rows *r, const float *weight,
                  const float *bias /* or NULL */, float eps);
-int cu_glu(struct cu *c, enum kn_act act, const struct cu_rows *r); /* x [m, 2n] */
+/* x [m, 2n] of type from: CU_F32, CU_BF16 */
+int cu_glu(struct cu *c, enum kn_act act, const struct cu_rows *r, enum cu_type from);
 int cu_softcap(struct cu *c, const struct cu_rows *r, float cap);
 int cu_gather(struct cu *c, const struct cu_rows *r, const int32_t *idx);
 int cu_embed(struct cu *c, const void *w, size_t n_rows, const int32_t *id,

@@ -1,14 +1,14 @@
 /* tune: which of the library's algorithms is fastest for a weight and so many rows, by timing them.
  *
  * The library's first suggestion is a guess that is often 10 % and at few rows a third behind its
- * best. Many rows go first, where a prompt's time is. Suggestions are timed interleaved, each over
- * changing copies of the weight so that no cache holds it, and what is twice behind after a round
- * is left out. An algorithm is kept as the library's own 64 bytes; before it is used with other
- * rows of its bucket the library checks it.
+ * best. Few rows go first: they are soon timed, and decodes and blends have them. Suggestions are
+ * timed interleaved, each over changing copies of the weight so that no cache holds it, and what is
+ * well behind after a round is left out. An algorithm is kept as the library's own 64 bytes; before
+ * it is used with other rows of its bucket the library checks it.
  *
  * Kept in <cache_dir>/cublaslt-<hash>.txt (base/keyfile.h) under GPU, driver, library, type and
- * shapes: a line for each pick (m n k, microseconds, the algorithm's 8 words), and a checksum of
- * all before it, without which there are no picks. */
+ * shapes: a line for each pick (m n k, the result's type, microseconds, the algorithm's 8 words),
+ * and a checksum of all before it, without which there are no picks. */
 #include "kernels/cuda/gemm.h"
 
 #include "base/clock.h"
@@ -22,34 +22,41 @@
 #include <string.h>
 
 enum {
-    VERSION = 1,
-    SUGGESTIONS = 8,
+    VERSION = 2,
+    SUGGESTIONS = 8, /* the library has no more of bf16 */
     ROUNDS = 3,
     REPS = 3, /* of a call that is long by itself */
     REPS_FEW_ROWS = 8,
     FEW_ROWS = 512,
+    ROWS_MAX = 4096,
     COPIES_MAX = 32,
     SHAPES_MAX = 16,
     KEY_MAX = 800
 };
 static const size_t COPIES_BYTES = (size_t)192 << 20; /* chosen: beyond any second-level cache */
+static const double BEHIND = 1.2; /* chosen: beyond what a round's times differ by themselves */
 
-/* Above 1024 in steps of 256: a weight of 4096 x 14336 took 711 and 777 us for 3104 rows by what
- * 4096 rows ran fastest on, 627 and 647 by what these steps find (two runs each on an H100). */
-static const size_t buckets[] = {16,   32,   64,   128,  192,  256,  384,  512,  768,  1024, 1280,
-                                 1536, 1792, 2048, 2304, 2560, 2816, 3072, 3328, 3584, 3840, 4096};
-enum { BUCKETS = sizeof buckets / sizeof *buckets, PICKS_MAX = BUCKETS * SHAPES_MAX };
+/* Rows become tiles of 8 to 256, tiles are dealt out to multiprocessors, and what suits so many is
+ * far behind for others: a layer of Mistral-7B took 311 us for 295 rows by what is fastest for 384
+ * and 239 by what is for 295; 1967 and 1775 for 3105 by what is for 3328 and 3105 (H100). */
+static size_t step_above(size_t m)
+{
+    return m < 16 ? m : m < 512 ? 16 : m < 1024 ? 32 : 64;
+}
+
+enum { BUCKETS = 5 + 31 + 16 + 48, PICKS_MAX = BUCKETS * SHAPES_MAX };
 
 size_t cu_bucket(size_t m)
 {
-    size_t i = 0;
-    while (i + 1 < BUCKETS && buckets[i] < m)
-        i++;
-    return buckets[i];
+    size_t rows = 1;
+    while (rows < m && rows < ROWS_MAX)
+        rows += step_above(rows);
+    return rows;
 }
 
 struct pick {
     size_t m, n, k;
+    int out; /* enum cu_type */
     double us;
     struct cu_algo algo;
 };
@@ -72,17 +79,18 @@ static void make_key(const struct cu *c, const struct cu_tune *t, char key[KEY_M
     cu_versions(c, versions, sizeof versions);
     int at = snprintf(key, KEY_MAX, "v%d %s type %d", VERSION, versions, (int)t->type);
     for (size_t i = 0; i < t->n_shapes && at < KEY_MAX; i++)
-        at += snprintf(key + at, KEY_MAX - (size_t)at, " %zux%zu", t->shape[i][0], t->shape[i][1]);
+        at += snprintf(key + at, KEY_MAX - (size_t)at, " %zux%zu%s", t->shape[i].n, t->shape[i].k,
+                       t->shape[i].inner ? "i" : "");
 }
 
 static int parse_pick(const char *line, struct pick *p)
 {
     uint64_t *w = p->algo.word;
     return sscanf(line,
-                  "%zu %zu %zu %lf %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64
+                  "%zu %zu %zu %d %lf %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64
                   " %" SCNx64 " %" SCNx64 " %" SCNx64,
-                  &p->m, &p->n, &p->k, &p->us, w, w + 1, w + 2, w + 3, w + 4, w + 5, w + 6,
-                  w + 7) == 12 &&
+                  &p->m, &p->n, &p->k, &p->out, &p->us, w, w + 1, w + 2, w + 3, w + 4, w + 5, w + 6,
+                  w + 7) == 13 &&
            p->us > 0;
 }
 
@@ -119,7 +127,7 @@ static void remember_picks(const struct keyfile *file, const struct picks *picks
     uint64_t sum = checksum(FNV_START, file->key);
     for (size_t i = 0; i < picks->n; i++) {
         const struct pick *p = &picks->at[i];
-        (void)buf_addf(&lines, "%zu %zu %zu %.3f", p->m, p->n, p->k, p->us);
+        (void)buf_addf(&lines, "%zu %zu %zu %d %.3f", p->m, p->n, p->k, p->out, p->us);
         for (int j = 0; j < 8; j++)
             (void)buf_addf(&lines, " %" PRIx64, p->algo.word[j]);
         (void)buf_addc(&lines, '\n');
@@ -145,9 +153,17 @@ static void field_fini(struct cu *c, struct field *r)
 }
 
 /* What is multiplied, without the memory. */
-static struct cu_gemm make_call(const struct cu_tune *t, size_t m, size_t n, size_t k)
+static struct cu_gemm make_call(const struct cu *c, const struct cu_tune *t, size_t m,
+                                const struct kn_shape *s)
 {
-    return (struct cu_gemm){.type = t->type, .lda = k, .m = m, .n = n, .k = k, .ldc = n};
+    const bool rounds = s->inner && cu_gemm_rounds(c, t->type);
+    return (struct cu_gemm){.type = t->type,
+                            .lda = s->k,
+                            .m = m,
+                            .n = s->n,
+                            .k = s->k,
+                            .out = rounds ? CU_BF16 : CU_F32,
+                            .ldc = s->n};
 }
 
 static size_t larger(size_t a, size_t b)
@@ -155,12 +171,17 @@ static size_t larger(size_t a, size_t b)
     return a > b ? a : b;
 }
 
+static size_t most_rows(const struct cu_tune *t)
+{
+    return t->rows_max && t->rows_max < ROWS_MAX ? t->rows_max : ROWS_MAX;
+}
+
 static int field_init(struct cu *c, const struct cu_tune *t, struct field *r)
 {
     const size_t value = cu_value_bytes(t->type);
     size_t w = 0, a = 0, sums = 0, room = 0;
     for (size_t s = 0; s < t->n_shapes; s++) {
-        const struct cu_gemm g = make_call(t, buckets[BUCKETS - 1], t->shape[s][0], t->shape[s][1]);
+        const struct cu_gemm g = make_call(c, t, most_rows(t), &t->shape[s]);
         w = larger(w, cu_side_bytes(t->type, g.n, g.k));
         a = larger(a, cu_side_bytes(t->type, g.m, g.k));
         sums = larger(sums, g.m * g.n * sizeof(float));
@@ -214,7 +235,7 @@ static int measure_call(struct cu *c, const struct field *r, struct cu_gemm *g, 
     for (int round = 0; round < ROUNDS; round++)
         for (size_t i = 0; i < n; i++) {
             double us = 0;
-            if (round > 0 && best[i] > 2 * fastest) continue;
+            if (round > 0 && best[i] > BEHIND * fastest) continue;
             e = cu_gemm_prefer(c, g, &algo[i]);
             if (e == 0) e = timed(c, r, g, &us);
             if (e < 0) return e;
@@ -223,21 +244,17 @@ static int measure_call(struct cu *c, const struct field *r, struct cu_gemm *g, 
         }
     for (size_t i = 1; i < n; i++)
         if (best[i] < best[winner]) winner = i;
-    *ret = (struct pick){g->m, g->n, g->k, best[winner], algo[winner]};
+    *ret = (struct pick){g->m, g->n, g->k, (int)g->out, best[winner], algo[winner]};
     return 1;
 }
 
-static struct pick *find_pick(struct picks *p, size_t m, size_t n, size_t k)
+static struct pick *find_pick(struct picks *p, const struct cu_gemm *g)
 {
-    for (size_t i = 0; i < p->n; i++)
-        if (p->at[i].m == m && p->at[i].n == n && p->at[i].k == k) return &p->at[i];
+    for (size_t i = 0; i < p->n; i++) {
+        struct pick *x = &p->at[i];
+        if (x->m == g->m && x->n == g->n && x->k == g->k && x->out == (int)g->out) return x;
+    }
     return NULL;
-}
-
-/* Those that serve smaller ones until these have a pick of their own come first. */
-static bool is_coarse(size_t bucket)
-{
-    return bucket % 1024 == 0 || (bucket & (bucket - 1)) == 0;
 }
 
 /* Every bucket of every shape that has no pick, as long as there is time. *ret_n: new ones. A call
@@ -248,14 +265,12 @@ static int measure_all(struct cu *c, const struct cu_tune *t, struct picks *p, s
     struct field r = {0};
     struct cu_algo two[2];
     int e = 0, ready = 0;
-    for (size_t b = 2 * BUCKETS; e == 0 && b-- > 0;)
+    for (size_t rows = 1; e == 0 && rows <= most_rows(t); rows += step_above(rows))
         for (size_t s = 0; e == 0 && s < t->n_shapes; s++) {
-            const size_t rows = buckets[b % BUCKETS];
-            struct cu_gemm g = make_call(t, rows, t->shape[s][0], t->shape[s][1]);
+            struct cu_gemm g = make_call(c, t, rows, &t->shape[s]);
             size_t n = 0;
-            if (is_coarse(rows) != (b >= BUCKETS)) continue;
-            if (find_pick(p, g.m, g.n, g.k) || p->n == PICKS_MAX ||
-                g.m > cu_gemm_rows_max(c, t->type, g.n) || clock_ms_since(t0) > t->budget_ms)
+            if (find_pick(p, &g) || p->n == PICKS_MAX || g.m > cu_gemm_rows_max(c, t->type, g.n) ||
+                clock_ms_since(t0) > t->budget_ms)
                 continue;
             e = ready ? 0 : cu_gemm_suggest(c, &g, two, 2, &n);
             if (e < 0 || (!ready && n < 2)) continue;
@@ -272,11 +287,12 @@ static int measure_all(struct cu *c, const struct cu_tune *t, struct picks *p, s
     return e == -EIO ? e : 0;
 }
 
-static double rate(struct picks *p, const struct cu_tune *t)
+static double rate(const struct cu *c, struct picks *p, const struct cu_tune *t)
 {
     double flops = 0, us = 0;
     for (size_t s = 0; s < t->n_shapes; s++) {
-        const struct pick *got = find_pick(p, cu_bucket(t->rows), t->shape[s][0], t->shape[s][1]);
+        const struct cu_gemm g = make_call(c, t, cu_bucket(t->rows), &t->shape[s]);
+        const struct pick *got = find_pick(p, &g);
         if (!got) return 0;
         flops += 2.0 * (double)got->m * (double)got->n * (double)got->k;
         us += got->us;
@@ -298,12 +314,13 @@ int cu_tune(struct cu *c, const struct cu_tune *t, double *ret_gflops)
     recall_picks(&file, p);
     for (size_t i = 0; e == 0 && i < p->n; i++) {
         const struct pick *k = &p->at[i];
-        const struct cu_gemm g = make_call(t, k->m, k->n, k->k);
+        struct cu_gemm g = make_call(c, t, k->m, &(struct kn_shape){k->n, k->k, false});
+        g.out = (enum cu_type)k->out;
         e = cu_gemm_prefer(c, &g, &k->algo);
     }
     if (e == 0) e = measure_all(c, t, p, &n_new);
     if (e == 0 && n_new) remember_picks(&file, p);
-    if (e == 0) *ret_gflops = rate(p, t);
+    if (e == 0) *ret_gflops = rate(c, p, t);
 out:
     mem_free(p);
     return e;

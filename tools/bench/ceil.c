@@ -43,6 +43,7 @@ static int make_operands(struct ceiling *x, size_t rows)
         do {
             struct kn_mat *m = bench_take_mat(x->b, shape->n, shape->k);
             if (x->b->status < 0) return x->b->status;
+            if (shape->inner) kn_mat_inner(m);
             w->copy[w->n_copies++] = m;
             bytes += kn_mat_bytes(m);
         } while (turns && bytes < COPIES_BYTES && w->n_copies < COPIES_MAX);
@@ -67,13 +68,15 @@ static int product_rows(struct kn_stream *st, void *arg, size_t row0, size_t m)
     for (size_t i = p->first; r == 0 && i < p->end; i++) {
         const struct weight *w = &x->w[i];
         const struct kn_shape *shape = &x->b->weight[i];
+        const struct kn_mat *mat = w->copy[turn % w->n_copies];
+        float *c = shape->inner ? kn_product(st, 0, m, mat) : x->c + row0 * shape->n;
         const struct kn_gemm_args g = {.a = x->a + row0 * shape->k,
                                        .lda = shape->k,
                                        .m = m,
-                                       .w = w->copy[turn % w->n_copies],
-                                       .c = x->c + row0 * shape->n,
+                                       .w = mat,
+                                       .c = c,
                                        .ldc = shape->n};
-        r = kn_gemm(st, &g);
+        r = c ? kn_gemm(st, &g) : -ENOMEM;
     }
     return r;
 }

@@ -173,10 +173,13 @@ static int open_device(const struct opts *opts, unsigned gpu_tune_ms, struct ben
     if (r < 0) return r;
     const struct model_cfg *g = &b->cfg;
     const size_t HK = (size_t)g->H * g->K, GK = (size_t)g->G * g->K;
-    const struct kn_shape weight[BENCH_WEIGHTS] = {
-        {2 * GK, g->D}, {HK, g->D}, {g->D, HK}, {2 * (size_t)g->F, g->D}, {g->D, g->F}};
+    const struct kn_shape weight[BENCH_WEIGHTS] = {{2 * GK, g->D, false},
+                                                   {HK, g->D, false},
+                                                   {g->D, HK, false},
+                                                   {2 * (size_t)g->F, g->D, true},
+                                                   {g->D, g->F, false}};
     memcpy(b->weight, weight, sizeof weight);
-    o.tune = (struct kn_tuning){b->weight, BENCH_WEIGHTS, 512,
+    o.tune = (struct kn_tuning){b->weight, BENCH_WEIGHTS, 512, 0,
                                 strcmp(o.device, "cpu") == 0 ? CPU_TUNE_MS : gpu_tune_ms};
     r = kn_dev_create(&o, &b->dev, err);
     if (r < 0) return r;

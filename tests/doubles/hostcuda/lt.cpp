@@ -166,7 +166,9 @@ static bool fits(const hostcuda_matmul *d, const hostcuda_layout *a, const hostc
     if (a->type == CUDA_R_8I)
         return d->compute == CUBLAS_COMPUTE_32I && o->type == CUDA_R_32I && a->ld % 4 == 0 &&
                b->cols >= 32 && d->epilogue == CUBLASLT_EPILOGUE_DEFAULT;
-    if (d->compute != CUBLAS_COMPUTE_32F || o->type != CUDA_R_32F) return false;
+    const bool rounds =
+        o->type == CUDA_R_16BF && a->type != CUDA_R_32F && d->epilogue == CUBLASLT_EPILOGUE_DEFAULT;
+    if (d->compute != CUBLAS_COMPUTE_32F || (o->type != CUDA_R_32F && !rounds)) return false;
     if (a->type != CUDA_R_8F_E4M3) return true;
     const bool by_row = d->a_mode == CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
     return arch >= 89 && (arch == 90 || !by_row) && d->a_mode == d->b_mode && a->ld % 16 == 0 &&
@@ -229,6 +231,14 @@ static void widen(const void *p, cudaDataType_t t, size_t at0, size_t n, float *
     }
 }
 
+/* To nearest, ties to even. */
+static uint16_t bf16(float f)
+{
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    return std::isnan(f) ? 0x7fc0 : uint16_t((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
 /* In blocks of eight, of which another algorithm begins with another one. */
 static float dot(const float *x, const float *y, size_t n, size_t algorithm)
 {
@@ -263,12 +273,16 @@ static void multiply(const Sides &s, const hostcuda_matmul &m, float scale, floa
     for (size_t i = 0; i < s.A.cols; i++) {
         widen(s.a, s.A.type, i * size_t(s.A.ld), k, y.data());
         for (size_t j = 0; j < s.B.cols; j++) {
-            float *out = static_cast<float *>(s.o) + j * size_t(s.O.ld) + i;
+            const size_t at = j * size_t(s.O.ld) + i;
+            float *out = static_cast<float *>(s.o) + at;
             float sum = scale * dot(y.data(), x.data() + j * k, k, s.algorithm);
             if (by_row) sum *= m.a_scale[i] * m.b_scale[j];
             if (keep != 0) sum += keep * *out;
             if (m.epilogue == CUBLASLT_EPILOGUE_BIAS) sum += m.bias[i];
-            *out = sum;
+            if (s.O.type == CUDA_R_16BF)
+                static_cast<uint16_t *>(s.o)[at] = bf16(sum);
+            else
+                *out = sum;
         }
     }
 }

@@ -43,7 +43,7 @@ TEST(isa_is_forced_by_option_and_environment)
     kn_dev_destroy(d);
 }
 
-static const struct kn_shape shapes[] = {{96, 64}, {64, 128}};
+static const struct kn_shape shapes[] = {{96, 64, false}, {64, 128, false}};
 
 static size_t tune(const struct kn_dev_opts *opts, struct kn_gemm_rate rates[KN_RATES_MAX],
                    const char **ret_gemm)
@@ -52,7 +52,7 @@ static size_t tune(const struct kn_dev_opts *opts, struct kn_gemm_rate rates[KN_
     struct kn_dev_opts o = *opts;
     struct kn_dev *d;
     struct err e;
-    o.tune = (struct kn_tuning){shapes, 2, 64, 5};
+    o.tune = (struct kn_tuning){shapes, 2, 64, 0, 5};
     ASSERT_OK(kn_dev_create(&o, &d, &e));
     const size_t n = kn_info(d)->n_rates;
     memcpy(rates, kn_info(d)->rate, KN_RATES_MAX * sizeof *rates);
@@ -149,7 +149,7 @@ static void chooses(const char *isa, bool allow_bf16, enum kn_arith arith, const
                             .isa = isa,
                             .arith = arith,
                             .allow_bf16 = allow_bf16,
-                            .tune = (struct kn_tuning){shapes, 2, 64, 5}};
+                            .tune = (struct kn_tuning){shapes, 2, 64, 0, 5}};
     struct kn_dev *d;
     struct err e;
     ASSERT_TRUE(mkdtemp(dir) != NULL);
