@@ -2,9 +2,9 @@
  *
  * Phase A projects K and V of every row and writes them to the pages; phase B does everything else.
  * They are two parallel sections because a row of B sees keys of all rows of A; inside a section
- * each block of rows runs through all operations on one thread, so activations stay in its cache. On
- * a GPU one run has all rows: where both halves have the same ones they are a section (`joint`), and
- * Q, K and V one product. */
+ * each block of rows runs through all operations on one thread, so activations stay in its cache.
+ * On a GPU one run has all rows: where both halves have the same ones they are a section (`joint`),
+ * and Q, K and V one product. */
 #include "fusor/core/core_int.h"
 
 #include "base/assert.h"
