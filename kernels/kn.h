@@ -299,6 +299,10 @@ struct kn_moe {
     float *router_bias, *gate_up_bias, *down_bias; /* [n], [n, 2F], [n, D], or NULL each */
     unsigned n, used;
     bool renorm;
+    /* Llama 4's: an expert's input is its row times the sigmoid of its logit, and what it gives is
+     * added as it is, like the shared expert's, which no column of the router weighs. `renorm` is
+     * not read. On the CPU; elsewhere -ENOTSUP. */
+    bool scales_input;
     enum kn_act act;
 };
 int kn_moe(struct kn_stream *st, const struct kn_moe *e, const float *h, size_t m, float *x,
@@ -359,6 +363,9 @@ struct kn_attn_args {
     unsigned layer;
     float scale, cap;  /* cap 0: none */
     unsigned window;   /* keys that a row sees, its own included; 0: all */
+    /* Keys that a row sees begin at the last multiple of this at or before its position (Llama 4's
+     * chunked attention); 0: at key 0. Without a window. On the CPU; elsewhere -ENOTSUP. */
+    unsigned chunk;
     const float *sink; /* [H] or NULL: none. On the CPU; elsewhere -ENOTSUP */
     /* [m], ascending, at most pos: the first key that row i sees, of one sequence, with no window.
      * NULL: key 0. On the CPU; elsewhere -ENOTSUP. */

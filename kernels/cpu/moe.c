@@ -24,6 +24,7 @@ struct work {
     float *weight;             /* [m, used] */
     float *logits;             /* [m, n_logits] */
     float *in;                 /* [pairs, D] */
+    float *by;                 /* [pairs] what a pair's input is times, where that is so */
     float *gate_up;            /* [pairs, 2F], [m, 2F] of the shared expert */
     float *act;                /* [pairs, F], likewise */
     float *out;                /* [pairs, D] */
@@ -55,12 +56,31 @@ static size_t place_work(struct work *w, char *at)
     PIECE(weight, w->pairs);
     PIECE(logits, w->m * w->n_logits);
     PIECE(in, w->pairs * w->D);
+    PIECE(by, e->scales_input ? w->pairs : 0);
     PIECE(gate_up, 2 * width);
     PIECE(act, width);
     PIECE(out, w->pairs * w->D);
     PIECE(shared, e->shared_down ? w->m * w->D : 0);
 #undef PIECE
     return (size_t)(at - start);
+}
+
+/* The largest logits, ties to the lower number; weights are their sigmoids. */
+static void route_sigmoid(const struct kn_moe *e, const float *logit, uint32_t *expert,
+                          float *weight)
+{
+    bool taken[KN_EXPERTS_MAX] = {false};
+    for (unsigned j = 0; j < e->used; j++) {
+        unsigned best = e->n;
+        for (unsigned i = 0; i < e->n; i++)
+            if (!taken[i] && (best == e->n || logit[i] > logit[best])) best = i;
+        taken[best] = true;
+    }
+    for (unsigned i = 0, j = 0; i < e->n; i++)
+        if (taken[i]) {
+            expert[j] = i;
+            weight[j++] = 1 / (1 + expf(-logit[i]));
+        }
 }
 
 /* Softmax over all, the largest, ties to the lower number; then as shares of their sum where the
@@ -105,7 +125,8 @@ static int route_item(struct kn_stream *st, void *arg, size_t item)
     const struct work *w = arg;
     const size_t used = w->e->used;
     for (size_t i = item * ROWS_PER_ITEM; i < item_end(item, w->m); i++)
-        route_row(w->e, w->logits + i * w->n_logits, w->pair + i * used, w->weight + i * used);
+        (w->e->scales_input ? route_sigmoid : route_row)(
+            w->e, w->logits + i * w->n_logits, w->pair + i * used, w->weight + i * used);
     return 0;
 }
 
@@ -124,6 +145,7 @@ static void group(const struct work *w)
     for (size_t i = 0; i < w->pairs; i++) {
         const size_t to = first[w->pair[i]]++;
         w->row[to] = (uint32_t)(i / w->e->used);
+        if (w->e->scales_input) w->by[to] = w->weight[i], w->weight[i] = 1;
         w->pair[i] = (uint32_t)to;
     }
     memmove(first + 1, first, w->e->n * sizeof *first); /* they stand at their ends now */
@@ -133,8 +155,12 @@ static void group(const struct work *w)
 static int gather_item(struct kn_stream *st, void *arg, size_t item)
 {
     const struct work *w = arg;
-    for (size_t i = item * ROWS_PER_ITEM; i < item_end(item, w->pairs); i++)
-        memcpy(w->in + i * w->D, w->h + w->row[i] * w->D, w->D * sizeof *w->in);
+    for (size_t i = item * ROWS_PER_ITEM; i < item_end(item, w->pairs); i++) {
+        float *in = w->in + i * w->D;
+        memcpy(in, w->h + w->row[i] * w->D, w->D * sizeof *in);
+        for (size_t d = 0; w->e->scales_input && d < w->D; d++)
+            in[d] *= w->by[i];
+    }
     return 0;
 }
 
@@ -187,7 +213,9 @@ static int combine_item(struct kn_stream *st, void *arg, size_t item)
             for (size_t j = i * used; j < (i + 1) * used; j++)
                 add_scaled(sum, w->out + w->pair[j] * w->D + d, w->weight[j], n);
             if (w->e->shared_down) {
-                const float open = 1 / (1 + expf(-w->logits[i * w->n_logits + w->e->n]));
+                const float open = w->e->scales_input
+                                       ? 1
+                                       : 1 / (1 + expf(-w->logits[i * w->n_logits + w->e->n]));
                 add_scaled(sum, w->shared + i * w->D + d, open, n);
             }
             float *x = w->x + i * w->D + d;
@@ -234,7 +262,8 @@ int kn_cpu_moe(struct kn_stream *st, const struct kn_moe *e, const float *h, siz
                      .F = e->down[0]->k,
                      .n_logits = e->router->n};
     const bool shared = e->shared_down;
-    if (w.n_logits != e->n + (size_t)shared || w.pairs > UINT32_MAX) return -EINVAL;
+    const bool weighed = shared && !e->scales_input; /* by the router's last column */
+    if (w.n_logits != e->n + (size_t)weighed || w.pairs > UINT32_MAX) return -EINVAL;
     if (shared && (e->router_bias || e->gate_up_bias || e->down_bias)) return -EINVAL;
     if (e->gate_up[0]->n != 2 * w.F || e->gate_up[0]->k != w.D || e->down[0]->n != w.D)
         return -EINVAL;

@@ -380,7 +380,8 @@ static int attn_item(struct kn_stream *st, void *arg, size_t item)
 
 static int attn_check(const struct kn_attn_args *a)
 {
-    if (a->from && (a->window || a->kv->each)) return -EINVAL;
+    if (a->from && (a->window || a->chunk || a->kv->each)) return -EINVAL;
+    if (a->window && a->chunk) return -EINVAL;
     for (size_t i = 0; i < a->m; i++) {
         const size_t n_pages = a->kv->each ? a->kv->each[i].n : a->kv->n_pages;
         const int32_t least = i && !a->kv->each ? a->pos[i - 1] : 0;

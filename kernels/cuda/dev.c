@@ -801,7 +801,7 @@ static struct cu_attn attn_of(const struct kn_dev *d, const struct kn_attn_args 
 
 static int attn(struct kn_stream *st, const struct kn_attn_args *a)
 {
-    if (a->from || a->sink) return -ENOTSUP;
+    if (a->from || a->sink || a->chunk) return -ENOTSUP;
     const struct cu_attn c = attn_of(st->dev, a);
     const size_t floats = cu_attn_parts(st->dev->cu, &c);
     float *parts = floats ? scratch(st, SLOT_PARTS, floats * sizeof *parts) : NULL;
@@ -812,7 +812,7 @@ static int attn(struct kn_stream *st, const struct kn_attn_args *a)
 static int attn_mass(struct kn_stream *st, const struct kn_attn_args *a, float *mass, size_t key0,
                      size_t n_keys)
 {
-    if (a->from) return -ENOTSUP;
+    if (a->from || a->chunk) return -ENOTSUP;
     const struct cu_attn c = attn_of(st->dev, a);
     const size_t floats = cu_mass_parts(st->dev->cu, &c, n_keys);
     float *parts = floats ? scratch(st, SLOT_PARTS, floats * sizeof *parts) : NULL;

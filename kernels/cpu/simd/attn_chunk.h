@@ -37,6 +37,7 @@ VF_INLINE int chunk_sees(const struct chunk *c, size_t t, int32_t key0)
 VF_INLINE int64_t chunk_from(const struct kn_attn_args *a, size_t i)
 {
     if (a->from) return a->from[i];
+    if (a->chunk) return a->pos[i] - (int64_t)((uint32_t)a->pos[i] % a->chunk);
     return a->window ? (int64_t)a->pos[i] + 1 - (int64_t)a->window : 0;
 }
 

@@ -24,7 +24,7 @@ struct job {
     struct kn_dev *d;
     bool bf16;
     struct kern_shape sh;
-    unsigned window;
+    unsigned window, chunk;
     float cap;
     const float *sink; /* [H] or NULL */
     struct seq *seq;
@@ -111,6 +111,7 @@ static struct kn_attn_args args_of(const struct job *j, const struct seq *s, siz
                                  .scale = scale_of(j->sh),
                                  .cap = j->cap,
                                  .window = j->window,
+                                 .chunk = j->chunk,
                                  .sink = j->sink,
                                  .from = s->from ? s->from + row0 : NULL,
                                  .out = s->out + row0 * HK,
@@ -174,6 +175,7 @@ static void check(const struct job *j, const struct seq *s)
         for (size_t h = 0; h < j->sh.H; h++) {
             const size_t g = h / group, n = (size_t)s->pos[i] + 1;
             const size_t from = s->from                      ? (size_t)s->from[i]
+                                : j->chunk               ? n - 1 - (n - 1) % j->chunk
                                 : j->window && n > j->window ? n - j->window
                                                              : 0;
             double lse = ref_attn(s->seen + i * HK + h * K, s->k + from * GK + g * K,
@@ -201,6 +203,7 @@ static const struct {
     float cap;
     bool own; /* windows of any length */
     bool sinks;
+    unsigned chunk;
 } cases[] = {
     {{1, 1, 64}, 1, 1},
     {{3, 1, 64}, 63, 5},
@@ -239,6 +242,11 @@ static const struct {
     {{5, 1, 50}, 513, 7, .sinks = true},
     {{16, 2, 128}, 1100, 22, 70, 2, .sinks = true},
     {{12, 12, 32}, 257, 40, 0, 0, true, .sinks = true},
+    {{9, 3, 64}, 300, 80, .chunk = 24},
+    {{8, 1, 128}, 1100, 90, .chunk = 64},
+    {{5, 1, 50}, 513, 40, .chunk = 1},
+    {{16, 2, 128}, 1100, 90, 0, 2, .chunk = 500},
+    {{6, 1, 64}, 600, 11, .chunk = 8192, .sinks = true},
 };
 
 TEST(rows_anywhere_match_the_oracle)
@@ -252,6 +260,7 @@ TEST(rows_anywhere_match_the_oracle)
                             .bf16 = bf16,
                             .sh = cases[c].sh,
                             .window = cases[c].window,
+                            .chunk = cases[c].chunk,
                             .cap = cases[c].cap,
                             .seq = &s,
                             .n = 1};
@@ -266,9 +275,10 @@ TEST(rows_anywhere_match_the_oracle)
             j.n_mass = s.n_keys > 200 ? s.n_keys - 64 - 3 : s.n_keys;
             ASSERT_OK(kern_run(d, true, 1, put_keys, &j));
             const int own = cases[c].own && kern_device() ? -ENOTSUP : 0;
-            const int want = j.sink && kern_device() ? -ENOTSUP : own;
+            const int here = j.chunk && kern_device() ? -ENOTSUP : own;
+            const int want = j.sink && kern_device() ? -ENOTSUP : here;
             ASSERT_EQ(kern_run(d, c % 2, s.m, attend_rows, &j), want);
-            ASSERT_EQ(kern_run(d, true, s.m, mass_rows, &j), own);
+            ASSERT_EQ(kern_run(d, true, s.m, mass_rows, &j), here);
             if (want == 0) check(&j, &s);
             if (cases[c].own && !kern_device()) { /* a row that sees nothing */
                 s.from[0] = s.pos[0] + 1;
@@ -300,6 +310,7 @@ TEST(a_row_does_not_know_its_neighbours)
             struct job j = {.d = d, .bf16 = bf16, .sh = shapes[c], .seq = &s, .n = 1};
             j.window = windows[c], j.cap = windows[c] ? 4 : 0;
             if (c % 2 == 0 && !kern_device()) j.sink = sinks;
+            if (c % 4 == 3 && !kern_device()) j.chunk = 250;
             seq_init(&s, j.sh, bf16, KEYS, M, 900 + c);
             ASSERT_OK(kern_run(d, true, 1, put_keys, &j));
             ASSERT_OK(kern_run(d, true, M, attend_rows, &j));
@@ -353,7 +364,7 @@ struct batch {
     float *mem, *q, *out, *lse, *k; /* k: [SEQS, 2, G, K] */
     int32_t *pos, *last;
     struct kern_shape sh;
-    unsigned window;
+    unsigned window, chunk;
     const float *sink;
 };
 
@@ -421,6 +432,7 @@ static int attend_all(struct kn_stream *st, void *arg, size_t row0, size_t n)
                                    .layer = 1,
                                    .scale = scale_of(b->sh),
                                    .window = b->window,
+                                   .chunk = b->chunk,
                                    .sink = b->sink,
                                    .out = b->out,
                                    .ldo = HK,
@@ -446,6 +458,7 @@ static void check_batch(struct kn_dev *d, bool bf16, struct batch *b)
                           .bf16 = bf16,
                           .sh = b->sh,
                           .window = b->window,
+                          .chunk = b->chunk,
                           .sink = b->sink,
                           .seq = s,
                           .n = 1};
@@ -480,6 +493,7 @@ TEST(many_sequences_are_what_each_is)
             struct batch b;
             batch_init(&b, shapes[c], bf16, 77 + 100 * c);
             b.window = windows[c];
+            if (c % 4 == 3 && !kern_device()) b.chunk = 90 + 64 * (unsigned)c;
             if (c % 2 && !kern_device()) b.sink = sinks;
             struct job keys = {.d = d, .bf16 = bf16, .sh = b.sh, .seq = b.seq, .n = SEQS};
             ASSERT_OK(kern_run(d, true, 1, put_keys, &keys));

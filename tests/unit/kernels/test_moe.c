@@ -22,11 +22,13 @@ static struct kn_mat *mat_f32(struct kn_dev *d, size_t n, size_t k, const float 
     return w;
 }
 
-static void mix_open(struct mix *x, struct kn_dev *d, unsigned used, bool renorm, bool shared)
+static void mix_open_as(struct mix *x, struct kn_dev *d, unsigned used, bool renorm, bool shared,
+                        bool scales_input)
 {
     *x = (struct mix){.dev = d, .moe = {.n = N, .used = used, .renorm = renorm}};
+    x->moe.scales_input = scales_input;
     x->router = kern_random((N + 1) * D, 3, 0.5f);
-    x->moe.router = mat_f32(d, N + (size_t)shared, D, x->router);
+    x->moe.router = mat_f32(d, N + (size_t)(shared && !scales_input), D, x->router);
     for (unsigned e = 0; e < N; e++) {
         x->up[e] = kern_random(2 * F * D, 10 + e, 0.3f);
         x->back[e] = kern_random(D * F, 30 + e, 0.3f);
@@ -43,6 +45,11 @@ static void mix_open(struct mix *x, struct kn_dev *d, unsigned used, bool renorm
     if (!shared) return;
     x->moe.shared_gate_up = kern_mat(d, 2 * SHARED_F, D, x->shared_up);
     x->moe.shared_down = kern_mat(d, D, SHARED_F, x->shared_back);
+}
+
+static void mix_open(struct mix *x, struct kn_dev *d, unsigned used, bool renorm, bool shared)
+{
+    mix_open_as(x, d, used, renorm, shared, false);
 }
 
 static void mix_close(struct mix *x)
@@ -138,6 +145,53 @@ static void ref_row(const struct mix *x, const float *h, double *out)
 }
 
 static const unsigned useds[] = {1, 2, 3, N};
+
+/* The same where the router weighs what goes in: the best by logits, of these the sigmoids. */
+static void ref_row_in(const struct mix *x, const float *h, double *out)
+{
+    double logit[N];
+    float in[D];
+    for (unsigned e = 0; e < N; e++)
+        logit[e] = dot(x->router + (size_t)e * D, h, D);
+    for (unsigned e = 0; e < N; e++) {
+        unsigned better = 0;
+        for (unsigned i = 0; i < N; i++)
+            better += logit[i] > logit[e];
+        if (better >= x->moe.used) continue;
+        for (unsigned d = 0; d < D; d++)
+            in[d] = (float)((double)h[d] / (1 + exp(-logit[e])));
+        ref_expert(x->moe.act, x->up[e], x->back[e], F, in, 1, out);
+    }
+    if (x->moe.shared_down)
+        ref_expert(x->moe.act, x->shared_up, x->shared_back, SHARED_F, h, 1, out);
+}
+
+TEST(the_router_may_weigh_what_goes_in)
+{
+    for (unsigned i = 0; i < KERN_ISAS; i++)
+        for (unsigned v = 0; v < 8; v++) {
+            struct kn_dev *d = kern_dev(i, 2, "own-f32");
+            struct mix x;
+            if (!d) continue;
+            mix_open_as(&x, d, useds[v / 2], false, v % 2, true);
+            float *h = kern_random(M * D, 7, 1), *out = kern_random(M * D, 8, 1);
+            float *one = kern_random(M * D, 8, 1);
+            double *want = calloc(M * D, sizeof *want);
+            for (size_t r = 0; r < M; r++)
+                ref_row_in(&x, h + r * D, want + r * D);
+            struct call c = {&x, h, out, true};
+            ASSERT_OK(kern_run(d, true, M, run_rows, &c));
+            for (size_t j = 0; j < M * D; j++)
+                ASSERT_NEAR(out[j], want[j], 2e-5);
+            for (size_t r = 0; r < M; r++) { /* alone a row is the same, bit for bit */
+                struct call own = {&x, h + r * D, one + r * D, true};
+                ASSERT_OK(kern_run(d, true, 1, run_rows, &own));
+            }
+            ASSERT_MEMEQ(one, out, M * D * sizeof *one);
+            free(h), free(out), free(one), free(want);
+            mix_close(&x);
+        }
+}
 
 static void name_biases(struct mix *x)
 {
