@@ -28,6 +28,7 @@ FAMILIES = {
     "olmo2": ("OLMo 2", "olmo2"),
     "glm4": ("GLM-4-0414", "tool-glm4"),
     "gpt-oss": ("gpt-oss 20B, 120B", ""),
+    "llama4": ("Llama 4 Scout, Maverick (text)", ""),
     "stablelm": ("StableLM 3B, Zephyr 3B, 2 1.6B", "zephyr chatml"),
     "mixtral": ("Mixtral", "mistral-v1"),
     "qwen2moe": ("Qwen1.5-MoE, Qwen2-57B-A14B", "qwen2"),
@@ -95,13 +96,14 @@ def unique(words):
 def causal():
     tested, calls, rows = golden_models(), syntaxes(), []
     for row in rows_of("fusor/model/arch.c", "struct model_arch archs[]"):
-        hf, gguf, name = (field(row, k) for k in ("hf", "gguf", "name"))
+        hf, outer, gguf, name = (field(row, k) for k in ("hf", "hf_outer", "gguf", "name"))
         models, templates = FAMILIES.get(name, (name, ""))
         for t in templates.split():
             if not (DATA / "chat" / f"{t}.jinja").exists():
                 raise SystemExit(f"tools/models.py: {name}: tests/data/chat has no {t}.jinja")
-        forms = tested.get(hf, {"folder": [], "gguf": [], "gpu": []})
-        rows.append([models, " ".join(f"`{n}`" for n in unique(filter(None, [hf, gguf]))),
+        kinds = [tested[n] for n in (hf, outer) if n in tested]
+        forms = {k: sum((kind[k] for kind in kinds), []) for k in ("folder", "gguf", "gpu")}
+        rows.append([models, " ".join(f"`{n}`" for n in unique(filter(None, [hf, outer, gguf]))),
                      str(len(forms["folder"])) if forms["folder"] else "–", ", ".join(unique(forms["gguf"])) or "–",
                      "yes" if forms["gpu"] else "no", ", ".join(templates.split()) or "–",
                      ", ".join(unique(calls[t] for t in templates.split() if t in calls)) or "–"])

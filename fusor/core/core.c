@@ -173,6 +173,7 @@ static void set_kind(struct fus_core *c, unsigned l)
     const bool local = model_layer_is(g, l, MODEL_LAYER_LOCAL);
     w->rope = model_layer_is(g, l, MODEL_LAYER_NOPE) ? NULL : &c->rope[local];
     w->window = local ? g->window : 0;
+    w->chunk = local ? g->chunk : 0;
     w->q.n_norms = g->qk_norm_wide ? 1 : g->H;
     w->kv.n_norms = g->qk_norm_wide ? 1 : g->G;
     w->q.n_norm = (size_t)(g->qk_norm_wide ? g->H : 1) * g->K;
@@ -213,11 +214,16 @@ static int load_experts(struct packer *p, unsigned l)
     const struct span router[] = {all_of(m, MODEL_ROUTER, l), all_of(m, MODEL_SHARED_ROUTER, l)},
                       gate_up[] = {all_of(m, MODEL_SHARED_GATE, l), all_of(m, MODEL_SHARED_UP, l)},
                       down = all_of(m, MODEL_SHARED_DOWN, l);
-    *w = (struct kn_moe){.n = e->n, .used = e->used, .renorm = e->renorm, .act = p->c->cfg.act};
+    const bool weighed = e->shared_F && !e->scales_input;
+    *w = (struct kn_moe){.n = e->n,
+                         .used = e->used,
+                         .renorm = e->renorm,
+                         .scales_input = e->scales_input,
+                         .act = p->c->cfg.act};
     w->gate_up = mem_zalloc(e->n * sizeof(struct kn_mat *));
     w->down = mem_zalloc(e->n * sizeof(struct kn_mat *));
     int r = w->gate_up && w->down ? 0 : -ENOMEM;
-    if (r == 0) r = pack_spans(p, kn_mat_create_f32, router, e->shared_F ? 2 : 1, &w->router);
+    if (r == 0) r = pack_spans(p, kn_mat_create_f32, router, weighed ? 2 : 1, &w->router);
     for (unsigned i = 0; r == 0 && i < e->n; i++) {
         const struct span both[] = {{MODEL_EXPERT_GATE, l, i * F, F},
                                     {MODEL_EXPERT_UP, l, i * F, F}},
@@ -253,9 +259,26 @@ static int load_qkv(struct packer *p, unsigned l, struct fus_layer *w)
     return r < 0 ? r : vectors(p, W(MODEL_Q_BIAS, MODEL_K_BIAS, MODEL_V_BIAS), 3, l, &w->qkv.bias);
 }
 
+static bool is_mixed(const struct model_cfg *g, unsigned l)
+{
+    return g->experts.n > 0 && !model_layer_is(g, l, MODEL_LAYER_DENSE);
+}
+
+/* Of K factors of 1, where the layer norms its heads by such. */
+static int unit_norm(struct packer *p, unsigned l, float **ret)
+{
+    const struct model_cfg *g = &p->c->cfg;
+    if (!g->qk_unit || model_layer_is(g, l, MODEL_LAYER_NOPE)) return 0;
+    ASSERT(g->K <= p->cap);
+    for (unsigned i = 0; i < g->K; i++)
+        p->rows[i] = 1;
+    *ret = kn_mem_alloc(p->c->dev, KN_MEM_DEVICE, g->K * sizeof(**ret));
+    return *ret ? kn_mem_copy(p->c->dev, *ret, p->rows, g->K * sizeof(**ret)) : -ENOMEM;
+}
+
 static int load_layer(struct packer *p, unsigned l)
 {
-    const bool mixed = p->c->cfg.experts.n > 0;
+    const bool mixed = is_mixed(&p->c->cfg, l);
     struct fus_layer *w = &p->c->layer[l];
     int r = load_qkv(p, l, w);
     if (r == 0) r = pack(p, W(MODEL_O), 1, l, &w->o);
@@ -273,20 +296,27 @@ static int load_layer(struct packer *p, unsigned l)
     if (r == 0) r = vectors(p, W(MODEL_SINKS), 1, l, &w->sinks);
     if (r == 0) r = vectors(p, W(MODEL_Q_NORM), 1, l, &w->q.norm);
     if (r == 0) r = vectors(p, W(MODEL_K_NORM), 1, l, &w->kv.norm);
+    if (r == 0) r = unit_norm(p, l, &w->q.norm);
+    if (r == 0) r = unit_norm(p, l, &w->kv.norm);
     set_kind(p->c, l);
     return r;
 }
 
-static double layer_params(const struct model_cfg *g)
+static double layer_params(const struct model_cfg *g, double F)
 {
-    return (double)g->D * (2.0 * g->H * g->K + 2.0 * g->G * g->K + 3.0 * g->F);
+    return (double)g->D * (2.0 * g->H * g->K + 2.0 * g->G * g->K + 3.0 * F);
 }
 
-/* Of all that is loaded: experts that a token does not go through, too. */
-static double weights_of_layer(const struct model_cfg *g)
+/* All that is loaded: experts that a token does not go through, too. */
+static double weights_of_layers(const struct model_cfg *g)
 {
     const struct model_experts *e = &g->experts;
-    return layer_params(g) + 3.0 * g->D * (double)(e->n - e->used) * e->F;
+    double sum = 0;
+    for (unsigned l = 0; l < g->L; l++)
+        sum += layer_params(g, is_mixed(g, l) ? (double)e->n * e->F + e->shared_F
+                               : e->n         ? e->dense_F
+                                              : g->F);
+    return sum;
 }
 
 static int load_weights(struct fus_core *c, const struct fus_core_opts *o)
@@ -295,8 +325,8 @@ static int load_weights(struct fus_core *c, const struct fus_core_opts *o)
     size_t widest = c->cfg.D > c->cfg.F ? c->cfg.D : c->cfg.F;
     if (widest < (size_t)c->cfg.H * c->cfg.K) widest = (size_t)c->cfg.H * c->cfg.K;
     p.cap = widest > (1u << 20) ? widest : 1u << 20; /* chosen: 4 MiB slices */
-    p.total = weights_of_layer(&c->cfg) * c->cfg.L +
-              (kn_info(c->dev)->is_host ? 1.0 : 2.0) * c->cfg.V * c->cfg.D;
+    p.total =
+        weights_of_layers(&c->cfg) + (kn_info(c->dev)->is_host ? 1.0 : 2.0) * c->cfg.V * c->cfg.D;
     p.rows = mem_aligned(64, p.cap * sizeof(*p.rows));
     c->layer = mem_zalloc(c->cfg.L * sizeof(*c->layer));
     int r = p.rows && c->layer ? 0 : -ENOMEM;
@@ -568,6 +598,11 @@ int fus_core_create(const struct model *m, const struct fus_core_opts *o, struct
     if (r == 0 && c->cfg.experts.n && !kn_info(c->dev)->has_moe)
         r = err_set(err, -ENOTSUP, "mixtures of experts do not run on %s: use --device cpu",
                     kn_info(c->dev)->device);
+    if (r == 0 && (c->cfg.chunk || c->cfg.temp_floor > 0) && !kn_info(c->dev)->is_host)
+        r = err_set(err, -ENOTSUP,
+                    "attention in chunks or with a temperature does not run on %s: use "
+                    "--device cpu",
+                    kn_info(c->dev)->device);
     if (r < 0) goto fail;
     c->layer_stride = kn_kv_layer_values(c->cfg.G, c->cfg.K);
     c->page_stride = c->layer_stride * c->cfg.L;
@@ -704,7 +739,7 @@ double fus_core_gemm_gflops(struct fus_core *c, size_t rows)
 
 double fus_core_linear_params(const struct fus_core *c)
 {
-    return layer_params(&c->cfg) * c->cfg.L;
+    return layer_params(&c->cfg, c->cfg.F) * c->cfg.L;
 }
 
 uint32_t fus_core_kv_tokens_free(const struct fus_core *c)

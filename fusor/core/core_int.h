@@ -33,6 +33,7 @@ struct fus_layer {
     float *post_attn, *post_ffn;         /* [D] and behind; NULL: there is none */
     const struct kn_rope *rope;          /* NULL: nothing is rotated */
     unsigned window;                     /* keys that a row sees; 0: all */
+    unsigned chunk;                      /* or where they begin, as of kn_attn(); 0: at key 0 */
     float *sinks;                        /* [H] or NULL */
 };
 
@@ -118,6 +119,7 @@ struct fus_phase {
     float *x;            /* [n, D] residual */
     const int32_t *pos;  /* [n] ascending */
     const int32_t *slot; /* [n] where their K,V are stored, and up to where rows see; NULL: pos */
+    const int32_t *from; /* [n] with slots, of layers with chunks: the first that a row sees */
     size_t n;
     const int32_t *embed_tok; /* phase A of layer 0: [n] x is filled with their embeddings first */
     fus_kv_hook hook;         /* phase A: sees K before RoPE and V; may be NULL */

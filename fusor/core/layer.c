@@ -124,6 +124,17 @@ static int half_out(const struct span *s, const float *norm, const struct fus_li
     return r < 0 ? r : kn_rmsnorm_add(s->st, y, D, s->m, D, norm, s->c->cfg.rms_eps, s->x, D);
 }
 
+/* Queries q [m, H*K] of rows at these positions get the attention temperature, if their layer has
+ * one: from what the position is in the prompt, wherever the row is stored. */
+static void temper(const struct fus_core *c, unsigned layer, float *q, size_t m, const int32_t *pos)
+{
+    const float every = c->cfg.temp_floor, by = c->cfg.temp_scale;
+    const size_t HK = (size_t)c->cfg.H * c->cfg.K;
+    if (!(every > 0) || c->layer[layer].rope) return;
+    for (size_t i = 0; i < m; i++)
+        fus_scale(q + i * HK, HK, log1pf(floorf((float)(pos[i] + 1) / every)) * by + 1);
+}
+
 /* Q alone, rows without gaps. */
 static int project_q(struct kn_stream *st, const struct fus_core *c, const struct places *at,
                      const float *h, size_t m, float **ret)
@@ -133,7 +144,9 @@ static int project_q(struct kn_stream *st, const struct fus_core *c, const struc
     const size_t HK = (size_t)g->H * g->K;
     float *q = *ret = kn_scratch(st, SLOT_Q, m * HK * sizeof(*q));
     int r = q ? project(st, c, &w->q, h, m, q) : -ENOMEM;
-    return r < 0 || !w->rope ? r : kn_rope(st, w->rope, q, HK, m, g->H, at->pos);
+    if (r == 0 && w->rope) r = kn_rope(st, w->rope, q, HK, m, g->H, at->pos);
+    if (r == 0) temper(c, at->layer, q, m, at->pos);
+    return r;
 }
 
 /* Both by themselves. */
@@ -158,6 +171,7 @@ struct kn_attn_args fus_attn_args(const struct fus_core *c, const struct kn_kv *
                                  .scale = c->cfg.attn_scale,
                                  .cap = c->cfg.attn_cap,
                                  .window = c->layer[layer].window,
+                                 .chunk = c->layer[layer].chunk,
                                  .sink = c->layer[layer].sinks};
 }
 
@@ -248,6 +262,7 @@ static int attend(struct kn_stream *st, const struct fus_phase *p, size_t row0, 
     struct kn_attn_args a = fus_attn_args(p->core, &p->kv, p->layer);
     a.q = q, a.ldq = p->joint ? w->qkv.n : HK, a.m = m, a.pos = at.slot;
     a.out = att, a.ldo = HK, a.lse = lse;
+    if (p->from && a.chunk) a.from = p->from + row0, a.chunk = 0;
     r = kn_attn(st, &a);
     if (r == 0 && p->keep_q) r = keep_scores(st, p, row0, m, q, lse);
     return r;
@@ -275,7 +290,7 @@ static int feed_forward(struct kn_stream *st, const struct fus_core *c, unsigned
 {
     const struct model_cfg *cfg = &c->cfg;
     const struct fus_layer *w = &c->layer[layer];
-    const size_t F = cfg->F;
+    const size_t F = w->down.k; /* a mixture's layers without experts may be wider */
     const float *h;
     float *gu = kn_product(st, SLOT_GU, m, w->gu.w);     /* [m, 2*F] */
     float *act = kn_operand(st, SLOT_ACT, m, w->down.w); /* [m, F] */

@@ -51,7 +51,7 @@ static void lay_out(struct fus_prefill *f, struct carver *device, struct carver 
     b->keep_q = carve(device, n_keep * HK, 4);
     b->keep_lse = carve(device, n_keep * g->H, 4);
     b->att = carve(device, slice_max(f) * HK, 4);
-    int32_t **const sent[] = {&b->tok, &b->pos_all, &b->pos, &b->ask, &b->slot, &b->row};
+    int32_t **const sent[] = {&b->tok, &b->pos_all, &b->pos, &b->ask, &b->slot, &b->from, &b->row};
     for (size_t i = 0; i < sizeof sent / sizeof *sent; i++)
         *sent[i] = carve(shared, T, 4);
     b->sent_bytes = shared->at;
@@ -305,16 +305,21 @@ static int rows_from_embeddings(struct fus_prefill *f, bool all)
 }
 
 /* Rows that see nothing of the chunks but anchors stand end to end with these behind the exact
- * prefix, which starts the prompt. */
+ * prefix, which starts the prompt. Attention in chunks begins where positions say. */
 static int close_ranks(struct fus_prefill *f)
 {
-    int32_t at = (int32_t)f->report.n_prefix;
+    const int32_t chunk = f->core->cfg.chunk ? (int32_t)f->core->cfg.chunk : INT32_MAX;
+    int32_t at = (int32_t)f->report.n_prefix, missed = 0;
+    int32_t border = at - at % chunk, from = border; /* a position, and the first slot behind it */
     size_t i = 0;
     for (uint32_t t = f->report.n_prefix; t < f->plan.n_tok; t++) {
-        if (i < f->n_rows && f->b.pos[i] == (int32_t)t)
-            f->b.slot[i++] = at++;
-        else if (f->plan.anchor && f->plan.anchor[t] && f->kind[t] == KIND_REUSED)
-            f->b.row[t] = at++;
+        const int32_t pos = (int32_t)t - (missed += f->kind[t] == KIND_MISSED);
+        const bool is_row = i < f->n_rows && f->b.pos[i] == (int32_t)t;
+        const bool anchor = f->plan.anchor && f->plan.anchor[t] && f->kind[t] == KIND_REUSED;
+        if (!is_row && !anchor) continue;
+        if (pos - pos % chunk != border) border = pos - pos % chunk, from = at;
+        if (is_row) f->b.from[i] = from;
+        *(is_row ? &f->b.slot[i++] : &f->b.row[t]) = at++;
     }
     return send_rows(f);
 }
@@ -359,6 +364,7 @@ static struct fus_phase phase(struct fus_prefill *f)
                               .x = f->b.x,
                               .pos = fus_seen(f, positions(f)),
                               .slot = fus_seen(f, is_blind(f) ? f->b.slot : NULL),
+                              .from = fus_seen(f, is_blind(f) ? f->b.from : NULL),
                               .n = f->n_rows,
                               .att = f->b.att,
                               .cancel = f->plan.cancel};

@@ -69,6 +69,7 @@ struct pre_buffers {
     int32_t *pos;      /* [n_tok] positions of the current rows */
     int32_t *ask;      /* [n_tok] the same in a prompt without the missed chunks */
     int32_t *slot;     /* [n_tok] where their KV stands while chunks are not seen (PASS_SIDE) */
+    int32_t *from;     /* [n_tok] of these, the first that a row sees in layers with chunks */
     int32_t *row;      /* [n_tok] rows that stay behind a choosing layer */
     int32_t *cand;     /* [n_tok] positions of the candidates */
     int32_t *pick;     /* [n_tok] those of them that were taken */

@@ -173,13 +173,36 @@ static const struct model_arch archs[] = {
                  .biases = true,
                  .in_turns = true,
                  .router = "mlp.router.weight"}},
+    {.hf = "Llama4ForCausalLM",
+     .hf_outer = "Llama4ForConditionalGeneration",
+     .gguf = "llama4",
+     .name = "llama4",
+     .interleaved = true,
+     .hf_interleaved = true,
+     .qk_unit = true,
+     .bias_key = true,
+     .window.chunk = 8192,
+     .window.tempered = true,
+     .local_every = 4,
+     .nope_every = 4,
+     .eps = 1e-5,
+     .base = 500000,
+     .experts = {.width = "intermediate_size",
+                 .dense_width = "intermediate_size_mlp",
+                 .in_columns = true,
+                 .scales_input = true,
+                 .router = "mlp.router.weight",
+                 .part = "feed_forward",
+                 .no_unit = 128}},
 };
 enum { N_ARCHS = sizeof archs / sizeof *archs };
 
 const struct model_arch *model_arch_by_hf(const char *name)
 {
     for (size_t i = 0; i < N_ARCHS; i++)
-        if (archs[i].hf && strcmp(archs[i].hf, name) == 0) return &archs[i];
+        if ((archs[i].hf && strcmp(archs[i].hf, name) == 0) ||
+            (archs[i].hf_outer && strcmp(archs[i].hf_outer, name) == 0))
+            return &archs[i];
     return NULL;
 }
 

@@ -6,29 +6,38 @@
 #include "fusor/model/model.h"
 
 struct model_arch_experts {
-    const char *width;  /* config.json: key of an expert's width; NULL: there are none */
-    bool optional;      /* GGUF: whether there are is for the file to say */
-    bool renorm;        /* weights of those used sum to 1, unless GGUF's file says it, */
-    bool renorm_key;    /* or config.json's norm_topk_prob, without which they do not */
-    bool shared;        /* there is one for all tokens */
-    bool biases;        /* router and experts have them */
-    bool mixtral_names; /* safetensors call them as Mixtral does */
-    bool in_turns;      /* safetensors: gate and up rows take turns; MXFP4 is allowed */
-    const char *router; /* safetensors; NULL: "mlp.gate.weight" */
+    const char *width;       /* config.json: key of an expert's width; NULL: there are none */
+    bool optional;           /* GGUF: whether there are is for the file to say */
+    bool renorm;             /* weights of those used sum to 1, unless GGUF's file says it, */
+    bool renorm_key;         /* or config.json's norm_topk_prob, without which they do not */
+    bool shared;             /* there is one for all tokens */
+    bool biases;             /* router and experts have them */
+    bool mixtral_names;      /* safetensors call them as Mixtral does */
+    bool in_turns;           /* safetensors: gate and up rows take turns; MXFP4 is allowed */
+    bool in_columns;         /* safetensors: rows are columns, those of gates before those of ups */
+    bool scales_input;       /* as of struct model_experts */
+    const char *dense_width; /* config.json: key of the width of layers without experts */
+    const char *router;      /* safetensors; NULL: "mlp.gate.weight" */
+    const char *part;        /* safetensors: what "mlp" is called; NULL: that */
+    unsigned no_unit;        /* GGUF: with so many, qk_unit does not hold */
 };
 struct model_arch_window { /* config.json */
     unsigned size;         /* of a file without the key */
     bool has_switch;       /* use_sliding_window says whether there is one, */
     unsigned begin;        /* and max_window_layers from which layer on; this without the key */
     bool by_types;         /* but layer_types must say which layers have it */
+    unsigned chunk;        /* instead of one: attention_chunk_size of a file without the key */
+    bool tempered; /* with an attention temperature, unless attn_temperature_tuning says no */
 };
 struct model_arch {
-    const char *hf;   /* of "architectures" in config.json; NULL: GGUF alone */
-    const char *gguf; /* of general.architecture; NULL: Hugging Face alone */
+    const char *hf;       /* of "architectures" in config.json; NULL: GGUF alone */
+    const char *hf_outer; /* of a model around it, whose text_config is this one's; or NULL */
+    const char *gguf;     /* of general.architecture; NULL: Hugging Face alone */
     const char *name;
     bool interleaved;    /* pairs of rotated dims stand side by side in GGUF's Q and K rows, */
     bool hf_interleaved; /* and in safetensors, too */
     bool qkv_bias, qk_norm, qk_norm_wide;
+    bool qk_unit;  /* as of struct model_cfg, unless config.json's use_qk_norm says no */
     bool bias_key; /* config.json: attention_bias adds q, k, v and o biases (with qkv_bias: which
                       are there without the key), */
     const char *qkv_bias_key; /* or this key q, k and v biases alone; without it, qkv_bias */
@@ -62,7 +71,7 @@ struct model_arch {
     double attn_cap, logit_cap; /* without the key */
     struct model_arch_experts experts;
 };
-/* NULL: unknown. */
+/* NULL: unknown. By either name in a config.json. */
 const struct model_arch *model_arch_by_hf(const char *name);
 const struct model_arch *model_arch_by_gguf(const char *name);
 

@@ -46,6 +46,7 @@ enum when {
     IF_DENSE,
     IF_MIXED,
     WITH_SHARED,
+    WITH_SHARED_ROUTER,
     WITH_SINKS,
     WITH_EXPERT_BIAS,
     WITH_LAYERNORM
@@ -93,7 +94,7 @@ static const struct weight_kind {
     [MODEL_SHARED_DOWN] = {"ffn_down_shexp.weight", "mlp.shared_expert.down_proj.weight", DIM_D,
                            DIM_SHARED_F, WITH_SHARED},
     [MODEL_SHARED_ROUTER] = {"ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight", DIM_1,
-                             DIM_D, WITH_SHARED},
+                             DIM_D, WITH_SHARED_ROUTER},
     [MODEL_SINKS] = {"attn_sinks.weight", "self_attn.sinks", DIM_1, DIM_H, WITH_SINKS},
     [MODEL_ROUTER_BIAS] = {"ffn_gate_inp.bias", "mlp.router.bias", DIM_1, DIM_N, WITH_EXPERT_BIAS},
     [MODEL_EXPERT_GATE_BIAS] = {NULL, NULL, DIM_NF, DIM_1, WITH_EXPERT_BIAS},
@@ -111,7 +112,7 @@ static size_t dim_size(const struct model_cfg *c, enum dim d)
     const size_t size[] = {[DIM_1] = 1,
                            [DIM_D] = c->D,
                            [DIM_V] = c->V,
-                           [DIM_F] = c->F,
+                           [DIM_F] = c->experts.n ? c->experts.dense_F : c->F,
                            [DIM_HK] = (size_t)c->H * c->K,
                            [DIM_GK] = (size_t)c->G * c->K,
                            [DIM_Q_NORM] = (size_t)(c->qk_norm_wide ? c->H : 1) * c->K,
@@ -125,8 +126,10 @@ static size_t dim_size(const struct model_cfg *c, enum dim d)
     return size[d];
 }
 
-static bool model_wants(const struct model_cfg *c, enum when w)
+static bool model_wants(const struct model_cfg *c, enum when w, unsigned layer)
 {
+    const bool mixed = c->experts.n > 0 && !model_layer_is(c, layer, MODEL_LAYER_DENSE);
+    const bool shared = mixed && c->experts.shared_F > 0;
     const bool wanted[] = {[ALWAYS_THERE] = true,
                            [UNLESS_TIED] = !c->tied,
                            [NORMS_BEFORE] = c->norms != MODEL_NORMS_BEHIND,
@@ -134,11 +137,12 @@ static bool model_wants(const struct model_cfg *c, enum when w)
                            [WITH_QKV_BIAS] = c->qkv_bias,
                            [WITH_O_BIAS] = c->o_bias,
                            [WITH_QK_NORM] = c->qk_norm,
-                           [IF_DENSE] = c->experts.n == 0,
-                           [IF_MIXED] = c->experts.n > 0,
-                           [WITH_SHARED] = c->experts.shared_F > 0,
+                           [IF_DENSE] = !mixed,
+                           [IF_MIXED] = mixed,
+                           [WITH_SHARED] = shared,
+                           [WITH_SHARED_ROUTER] = shared && !c->experts.scales_input,
                            [WITH_SINKS] = c->sinks,
-                           [WITH_EXPERT_BIAS] = c->experts.biases,
+                           [WITH_EXPERT_BIAS] = mixed && c->experts.biases,
                            [WITH_LAYERNORM] = c->layernorm};
     return wanted[w];
 }
@@ -187,6 +191,9 @@ static int check_numbers(const struct model_cfg *c, struct err *err)
     if (!is_scale(c->attn_scale)) return err_set(err, -EBADMSG, "attention scale is damaged");
     if (!is_scale(c->embed_scale) || !is_scale(c->logit_scale))
         return err_set(err, -EBADMSG, "a scale of embeddings or logits is damaged");
+    if (!(c->temp_floor >= 0 && isfinite(c->temp_floor) && c->temp_scale >= 0 &&
+          isfinite(c->temp_scale)))
+        return err_set(err, -EBADMSG, "the attention temperature is damaged");
     if (!(c->attn_cap >= 0 && isfinite(c->attn_cap) && c->logit_cap >= 0 && isfinite(c->logit_cap)))
         return err_set(err, -EBADMSG, "a bound of scores or logits is damaged");
     return 0;
@@ -216,6 +223,8 @@ static int check_config(struct model *m, struct err *err)
         return err_set(err, -EBADMSG, "%u rotated dimensions of %u", c->n_rot, c->K);
     if (c->n_rot != c->K && !m->arch->partial)
         return err_set(err, -ENOTSUP, "rotates %u of %u dimensions of a head", c->n_rot, c->K);
+    if (c->qk_unit && (c->rope.type == ROPE_YARN || c->rope.type == ROPE_LONG))
+        return err_set(err, -ENOTSUP, "scales what its rotation gives, of which it takes the norm");
     int r = check_numbers(c, err);
     if (r == 0) r = check_rope(&c->rope, err);
     return r < 0 ? r : check_rope(&c->rope_local, err);
@@ -225,10 +234,16 @@ static int check_config(struct model *m, struct err *err)
 static void tensor_name(const struct model *m, enum model_w w, unsigned layer, const char *rest,
                         char *ret, size_t size)
 {
+    static const char ffn[] = "mlp.";
+    const size_t n = sizeof(ffn) - 1;
     if (is_global(w))
         (void)snprintf(ret, size, "%s", rest);
+    else if (m->gguf)
+        (void)snprintf(ret, size, "blk.%u.%s", layer, rest);
+    else if (strncmp(rest, ffn, n) == 0)
+        (void)snprintf(ret, size, "model.layers.%u.%s.%s", layer, model_hf_ffn(m), rest + n);
     else
-        (void)snprintf(ret, size, "%s.%u.%s", m->gguf ? "blk" : "model.layers", layer, rest);
+        (void)snprintf(ret, size, "model.layers.%u.%s", layer, rest);
 }
 
 /* What families call differently in folders: norms and routers. */
@@ -356,9 +371,9 @@ static int bind_layer(struct model *m, unsigned l, struct err *err)
 {
     int r = 0;
     for (int w = l == 0 ? 0 : N_GLOBAL; r == 0 && w < MODEL_W_COUNT; w++)
-        if (kinds[w].gguf && model_wants(&m->cfg, kinds[w].when) && (l == 0 || !is_global(w)))
+        if (kinds[w].gguf && model_wants(&m->cfg, kinds[w].when, l) && (l == 0 || !is_global(w)))
             r = bind_one(m, (enum model_w)w, l, err);
-    return r == 0 && m->cfg.experts.n ? model_bind_experts(m, l, err) : r;
+    return r == 0 && model_wants(&m->cfg, IF_MIXED, l) ? model_bind_experts(m, l, err) : r;
 }
 
 static int bind_all(struct model *m, struct err *err)
@@ -422,6 +437,12 @@ static int print_more(const struct model_cfg *c, struct buf *b)
         {"layernorm", c->layernorm, 0},
         {"act", c->act, KN_SILU},
         {"window", c->window, 0},
+        {"chunk", c->chunk, 0},
+        {"temp_floor", (double)c->temp_floor, 0},
+        {"temp_scale", (double)c->temp_scale, 0},
+        {"qk_unit", c->qk_unit, 0},
+        {"scales_input", c->experts.scales_input, 0},
+        {"dense_F", c->experts.dense_F, 0},
         {"n_rot", c->n_rot, c->K},
         {"attn_cap", (double)c->attn_cap, 0},
         {"logit_cap", (double)c->logit_cap, 0},
@@ -590,7 +611,7 @@ bool model_has(const struct model *m, enum model_w w, unsigned layer)
 {
     if (!m->random) return weight_of(m, w, layer) != NULL;
     if ((unsigned)w >= MODEL_W_COUNT || (w >= N_GLOBAL && layer >= m->cfg.L)) return false;
-    return w == MODEL_LM_HEAD || model_wants(&m->cfg, kinds[w].when);
+    return w == MODEL_LM_HEAD || model_wants(&m->cfg, kinds[w].when, layer);
 }
 
 bool model_random(const struct model *m, enum model_w w, unsigned layer, struct rng_field *ret)

@@ -33,7 +33,11 @@ struct model_rope {
     const float *freq_factors, *long_factors;
 };
 /* How layers differ. */
-enum { MODEL_LAYER_LOCAL = 1 /* a window, rope_local */, MODEL_LAYER_NOPE = 2 /* no rotation */ };
+enum {
+    MODEL_LAYER_LOCAL = 1, /* a window or a chunk, rope_local */
+    MODEL_LAYER_NOPE = 2,  /* no rotation */
+    MODEL_LAYER_DENSE = 4  /* of a mixture: without experts */
+};
 /* Where a block's norms stand: before what it computes, behind it (before it is added), or both. */
 enum model_norms { MODEL_NORMS_BEFORE, MODEL_NORMS_BEHIND, MODEL_NORMS_AROUND };
 /* A mixture of experts in place of each layer's feed-forward part: kn_moe(). */
@@ -43,23 +47,31 @@ struct model_experts {
     unsigned shared_F; /* of the one that every token goes through; 0: none */
     bool renorm;       /* weights of those used sum to 1 */
     bool biases;       /* of router and experts */
+    bool scales_input; /* as of struct kn_moe; then nothing weighs the shared one */
+    unsigned every;    /* only every n-th layer has them, unless a file lists which; 0: all */
+    unsigned dense_F;  /* width of layers without; 0: there are none */
 };
 struct model_cfg {
     char arch[32];                /* "llama", "mistral", "qwen2", … */
     char name[128];               /* from the file, or the path's last part */
-    unsigned L, D, H, G, K, F, V; /* F: of a mixture, the width that a token goes through */
+    unsigned L, D, H, G, K, F, V; /* F: of a mixture, the most that a token goes through */
     struct model_experts experts;
     unsigned ctx_max; /* tokens the model was made for */
     float rms_eps;
     bool qkv_bias, o_bias, tied;
     bool sinks;                 /* each head has one: kn_attn() */
     bool qk_norm, qk_norm_wide; /* each head of Q and K is normed; wide: all heads as one vector */
+    bool qk_unit;               /* the same by factors of 1, where a layer rotates */
     enum model_norms norms;
     bool layernorm; /* but those of heads, norms take the mean away and have a bias */
     enum kn_act act;
     const uint8_t *layers; /* [L] MODEL_LAYER_… bits; NULL: 0 everywhere */
     unsigned window;       /* keys that a row of a local layer sees, its own included; 0: all */
-    unsigned n_rot;        /* of the K dims of a head the first so many rotate */
+    unsigned chunk;        /* or these begin at a multiple of this (kn_attn_args); 0: at key 0 */
+    /* Queries of layers that do not rotate are times log1p(floor((position + 1) / temp_floor)) *
+     * temp_scale + 1 (Llama 4's attention temperature); temp_floor 0: are not. */
+    float temp_floor, temp_scale;
+    unsigned n_rot; /* of the K dims of a head the first so many rotate */
     struct model_rope rope, rope_local;
     float attn_scale;          /* usually 1/sqrt(K) */
     float attn_cap, logit_cap; /* bounds of scores and logits (kn_softcap()); 0: none */

@@ -1,8 +1,8 @@
 /* The experts of a mixture: their settings, and their tensors as files have them. GGUF files have
  * one tensor of all experts' rows for each of gate, up and down; Hugging Face folders one for each
  * expert, one of all with gate above up, or one in which gate and up take turns: there rows are
- * columns, or, in MXFP4, codes and scales are two tensors. All become one weight each: rows expert
- * after expert, wherever they stand.
+ * columns, or, in MXFP4, codes and scales are two tensors; or as columns, gates before ups. All
+ * become one weight each: rows expert after expert, wherever they stand.
  * Source of that MXFP4: transformers' integration of the format. */
 #include "fusor/model/model_int.h"
 
@@ -25,8 +25,21 @@ int model_settle_experts(struct model_cfg *c, struct err *err)
     if (e->shared_F > MODEL_F_MAX)
         return err_set(err, -EBADMSG, "width of the shared expert of %u is outside 0…%d",
                        e->shared_F, MODEL_F_MAX);
+    unsigned n_dense = 0;
+    for (unsigned l = 0; c->layers && l < c->L; l++)
+        n_dense += model_layer_is(c, l, MODEL_LAYER_DENSE);
+    if (n_dense > 0 && (e->dense_F < 1 || e->dense_F > MODEL_F_MAX))
+        return err_set(err, -EBADMSG, "feed-forward size of %u is outside 1…%d", e->dense_F,
+                       MODEL_F_MAX);
     c->F = e->used * e->F + e->shared_F;
+    if (n_dense == 0) c->experts.dense_F = 0;
+    if (c->F < c->experts.dense_F) c->F = c->experts.dense_F;
     return 0;
+}
+
+const char *model_hf_ffn(const struct model *m)
+{
+    return m->arch->experts.part ? m->arch->experts.part : "mlp";
 }
 
 static struct dims shape_of(const struct model_cfg *c, unsigned kind, size_t planes)
@@ -123,7 +136,7 @@ static int bind_separate(struct model *m, unsigned layer, unsigned kind, struct 
     return 0;
 }
 
-/* ---- gate and up in turns ---- */
+/* ---- gate and up in one tensor, in turns or as columns ---- */
 
 /* A tensor of bytes of n_dims dimensions. */
 static int take_bytes(struct model *m, const char *name, unsigned n_dims, struct dims d,
@@ -160,19 +173,23 @@ static int take_mxfp4(struct model *m, const char *name, struct dims d, struct w
     return 0;
 }
 
-/* n_kinds weights from `kind` on, of which one tensor has the rows in turns, and their biases. */
-static int bind_turns(struct model *m, unsigned layer, unsigned kind, unsigned n_kinds,
-                      const char *rest, struct err *err)
+/* n_kinds weights from `kind` on, of which one tensor has the rows, and their biases if there are
+ * any: in turns, or one kind's behind the other's. */
+static int bind_joined(struct model *m, unsigned layer, unsigned kind, unsigned n_kinds,
+                       const char *rest, struct err *err)
 {
     struct dims d = shape_of(&m->cfg, kind, m->cfg.experts.n);
     struct weight w, bias;
     struct tensor *t = NULL;
     char name[96], codes[112];
     int r;
+    const size_t per = d.rows;
+    const bool turns = m->arch->experts.in_turns;
     d.rows *= n_kinds;
-    (void)snprintf(name, sizeof(name), "model.layers.%u.mlp.experts.%s", layer, rest);
+    (void)snprintf(name, sizeof(name), "model.layers.%u.%s.experts.%s", layer, model_hf_ffn(m),
+                   rest);
     (void)snprintf(codes, sizeof(codes), "%s_blocks", name);
-    if (tensors_find(m->tensors, codes)) {
+    if (turns && tensors_find(m->tensors, codes)) {
         r = take_mxfp4(m, name, d, &w, err);
     } else {
         r = model_take(m, name, (struct dims){d.planes, d.cols, d.rows}, &t, err);
@@ -180,15 +197,20 @@ static int bind_turns(struct model *m, unsigned layer, unsigned kind, unsigned n
             w = (struct weight){
                 .data = t->data, .type = t->type, .size_bytes = t->size_bytes, .columns = d.rows};
     }
-    if (r < 0) return r;
+    w.step = turns ? n_kinds : 1;
+    w.per = turns ? 0 : per;
+    for (unsigned k = 0; r == 0 && k < n_kinds; k++) {
+        w.first = turns ? k : k * (unsigned)per;
+        model_bind(m, weight_kind(kind + k), layer, w);
+    }
+    if (r < 0 || !m->cfg.experts.biases) return r;
     (void)snprintf(codes, sizeof(codes), "%s_bias", name);
     r = model_take(m, codes, (struct dims){1, d.planes, d.rows}, &t, err);
     if (r < 0) return r;
-    bias = (struct weight){.data = t->data, .type = t->type, .size_bytes = t->size_bytes};
-    w.step = bias.step = n_kinds;
+    bias = (struct weight){
+        .data = t->data, .type = t->type, .size_bytes = t->size_bytes, .step = n_kinds};
     for (unsigned k = 0; k < n_kinds; k++) {
-        w.first = bias.first = k;
-        model_bind(m, weight_kind(kind + k), layer, w);
+        bias.first = k;
         model_bind(m, bias_kind(kind + k), layer, bias);
     }
     return 0;
@@ -210,7 +232,8 @@ const uint8_t *model_expert_values(const struct weight *x, size_t row, size_t co
                                    size_t n, uint8_t room[MODEL_PIECE * 4])
 {
     const struct quant_type *t = x->type;
-    const size_t at = x->first + row * x->step;
+    const size_t at =
+        x->per ? row / x->per * x->columns + x->first + row % x->per : x->first + row * x->step;
     if (x->scales) {
         const size_t block = (at * cols + col) / t->block;
         for (size_t b = 0; b < n / t->block; b++)
@@ -232,9 +255,9 @@ int model_bind_experts(struct model *m, unsigned layer, struct err *err)
     struct dims both = shape_of(&m->cfg, 0, m->cfg.experts.n);
     int r = 0;
     if (m->gguf) return bind_gguf(m, layer, err);
-    if (m->arch->experts.in_turns) {
-        r = bind_turns(m, layer, 0, 2, "gate_up_proj", err);
-        return r < 0 ? r : bind_turns(m, layer, 2, 1, "down_proj", err);
+    if (m->arch->experts.in_turns || m->arch->experts.in_columns) {
+        r = bind_joined(m, layer, 0, 2, "gate_up_proj", err);
+        return r < 0 ? r : bind_joined(m, layer, 2, 1, "down_proj", err);
     }
     (void)snprintf(joined, sizeof(joined), "model.layers.%u.mlp.experts.gate_up_proj", layer);
     (void)snprintf(down, sizeof(down), "model.layers.%u.mlp.experts.down_proj", layer);

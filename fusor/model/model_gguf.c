@@ -11,7 +11,7 @@
 
 /* What the engine does for architectures of some kind or for none, and the one value at which it
  * makes no difference. */
-enum kind { NEVER, MULTIPLIERS, CAPS, EXPERTS };
+enum kind { NEVER, MULTIPLIERS, CAPS, EXPERTS, SIGMOID };
 static const struct {
     const char *key;
     double neutral;
@@ -19,7 +19,7 @@ static const struct {
     const char *what;
 } refused[] = {
     {"expert_count", 0, EXPERTS, "is a mixture of experts"},
-    {"expert_gating_func", 1, NEVER, "chooses experts by another function than softmax"},
+    {"expert_gating_func", 1, SIGMOID, "chooses experts by another function than its architecture"},
     {"expert_weights_scale", 1, NEVER, "scales what its experts give"},
     {"leading_dense_block_count", 0, NEVER, "has layers without experts"},
     {"embedding_scale", 1, MULTIPLIERS, "scales its embeddings"},
@@ -180,12 +180,21 @@ static int read_experts(struct model *m, struct keys *k, struct err *err)
     if (!a->width && !(a->optional && there)) return 0;
     const struct tensor *shared = a->shared ? find_tensor(m, "blk.0.ffn_up_shexp.weight") : NULL;
     int r = get_count(k, "expert_count", 0, &e->n, err);
+    if (r == 0 && e->n == 0 && a->scales_input)
+        r = err_set(err, -ENOTSUP, "has no experts (\"%s\"), which is not supported", k->buf);
     if (r < 0 || e->n == 0) return r;
     r = get_count(k, "expert_used_count", 0, &e->used, err);
     if (r == 0) r = get_count(k, "expert_feed_forward_length", c->F, &e->F, err);
     if (shared) e->shared_F = shared->rows < MODEL_F_MAX ? (unsigned)shared->rows : UINT32_MAX;
     e->renorm = a->renorm;
     e->biases = a->biases;
+    e->scales_input = a->scales_input;
+    if (a->scales_input) e->shared_F = e->F;
+    if (a->dense_width) e->dense_F = c->F;
+    if (r == 0 && a->dense_width) {
+        r = get_count(k, "interleave_moe_layer_step", 0, &e->every, err);
+        if (r == 0 && e->every == 0) r = err_set(err, -EBADMSG, "metadata \"%s\" is 0", k->buf);
+    }
     (void)gguf_bool(m->gguf, key(k, "expert_weights_norm"), &e->renorm);
     return r;
 }
@@ -196,7 +205,9 @@ static int refuse_gguf_features(struct model *m, struct keys *k, struct err *err
         if (refused[i].unless == MULTIPLIERS && m->arch->multipliers) continue;
         if (refused[i].unless == CAPS && m->arch->caps) continue;
         if (refused[i].unless == EXPERTS && m->cfg.experts.n) continue;
-        if (get(k, refused[i].key, refused[i].neutral) != refused[i].neutral)
+        const bool sigmoid = refused[i].unless == SIGMOID && m->arch->experts.scales_input;
+        const double neutral = sigmoid ? 2 : refused[i].neutral;
+        if (get(k, refused[i].key, neutral) != neutral)
             return err_set(err, -ENOTSUP, "%s (\"%s\"), which is not supported", refused[i].what,
                            k->buf);
     }
@@ -215,9 +226,14 @@ static int refuse_gguf_features(struct model *m, struct keys *k, struct err *err
 static int read_layers(struct model *m, struct keys *k, struct err *err)
 {
     const unsigned L = m->cfg.L;
-    uint64_t window = 0, every = 0;
+    const unsigned chunk = m->arch->window.chunk;
+    uint64_t window = chunk, every = 0;
     (void)gguf_u64(m->gguf, key(k, "attention.sliding_window"), &window);
-    m->cfg.window = window < m->cfg.ctx_max ? (unsigned)window : 0;
+    if (chunk && window == 0)
+        return err_set(err, -ENOTSUP, "attends without chunks (\"%s\"), which is not supported",
+                       k->buf);
+    *(chunk ? &m->cfg.chunk : &m->cfg.window) = window < m->cfg.ctx_max ? (unsigned)window : 0;
+    if (chunk) return model_set_layers(m, NULL, err);
     const struct gguf_kv *kv = gguf_find(m->gguf, key(k, "attention.sliding_window_pattern"));
     if (!kv || L > MODEL_L_MAX) return model_set_layers(m, NULL, err);
     if (kv->is_array ? kv->n != L : !gguf_u64(m->gguf, k->buf, &every))
@@ -247,6 +263,10 @@ static void read_scales(struct model *m, struct keys *k)
     if (a->multipliers) {
         c->logit_scale = (float)(1 / get(k, "logit_scale", 1));
         model_scale_residual(c, get(k, "embedding_scale", 1), get(k, "residual_scale", 1));
+    }
+    if (a->window.tempered) {
+        c->temp_floor = (float)get(k, "attention.temperature_length", 8192);
+        c->temp_scale = (float)get(k, "attention.temperature_scale", 0.1);
     }
     if (!a->caps) return;
     c->attn_cap = (float)get(k, "attn_logit_softcapping", a->attn_cap);
@@ -282,6 +302,7 @@ int model_from_gguf(struct model *m, struct err *err)
             .type = ROPE_NONE, .base = get(&k, "rope.freq_base_swa", a->local_base), .factor = 1};
     r = read_layers(m, &k, err);
     if (r < 0) return r;
+    c->qk_unit = a->qk_unit && c->experts.n != a->experts.no_unit;
     read_scales(m, &k);
     c->tied = !find_tensor(m, "output.weight");
     c->qkv_bias = find_tensor(m, "blk.0.attn_q.bias") != NULL;

@@ -61,12 +61,21 @@ static bool flag(struct reader *d, json_t *o, const char *key, bool dflt)
     return v ? json_is_true(v) : dflt;
 }
 
-static int find_arch(json_t *j, const struct model_arch **ret, struct err *err)
+/* And where its settings are: in *j, or nested in it. */
+static int find_arch(struct model *m, json_t **j, struct err *err)
 {
-    const char *name = json_string_value(json_array_get(json_object_get(j, "architectures"), 0));
+    json_t *quantization = json_object_get(*j, "quantization_config");
+    const char *name = json_string_value(json_array_get(json_object_get(*j, "architectures"), 0));
     if (!name) return err_set(err, -EBADMSG, "\"architectures\" is missing");
-    *ret = model_arch_by_hf(name);
-    return *ret ? 0 : err_set(err, -ENOTSUP, "architecture \"%.60s\" is not supported", name);
+    const struct model_arch *a = m->arch = model_arch_by_hf(name);
+    if (!a) return err_set(err, -ENOTSUP, "architecture \"%.60s\" is not supported", name);
+    m->nested = a->hf_outer && strcmp(a->hf_outer, name) == 0;
+    if (!m->nested) return 0;
+    *j = json_object_get(*j, "text_config");
+    if (!json_is_object(*j)) return err_set(err, -EBADMSG, "\"text_config\" is no object");
+    if (quantization && !json_is_null(quantization))
+        return err_set(err, -ENOTSUP, "has a quantization_config, which is not supported");
+    return 0;
 }
 
 static int read_dims(struct reader *d, struct model *m, json_t *j)
@@ -235,22 +244,46 @@ static json_t *per_layer(struct reader *d, json_t *j, const char *key, unsigned 
 }
 
 /* 1 local, 0 not, or a refusal. */
-static int is_local(struct reader *d, json_t *type)
+static int is_local(struct reader *d, const struct model_arch *a, json_t *type)
 {
     const char *t = json_string_value(type);
-    if (t && strcmp(t, "sliding_attention") == 0) return 1;
+    const char *local = a->window.chunk ? "chunked_attention" : "sliding_attention";
+    if (t && strcmp(t, local) == 0) return 1;
     if (t && strcmp(t, "full_attention") == 0) return 0;
     return err_set(d->err, -ENOTSUP, "layer type \"%.40s\" is not supported", t ? t : "?");
 }
 
-/* Bits of each layer. Local are those whose types say so, or all from one on, or all but each n-th.
- */
+/* Which layers have no experts: all but every n-th, or but those that are listed. */
+static int read_dense_bits(struct reader *d, struct model *m, json_t *j, uint8_t *bits)
+{
+    const unsigned L = m->cfg.L, every = m->cfg.experts.every;
+    json_t *listed = take(d, j, "moe_layers"), *v;
+    size_t i;
+    if (d->r < 0 || !m->arch->experts.dense_width) return d->r;
+    if (listed && !json_is_array(listed))
+        return err_set(d->err, -EBADMSG, "\"moe_layers\" is no list");
+    for (unsigned l = 0; l < L; l++)
+        if (listed || (l + 1) % every != 0) bits[l] |= MODEL_LAYER_DENSE;
+    json_array_foreach(listed, i, v)
+    {
+        const json_int_t l = json_is_integer(v) ? json_integer_value(v) : -1;
+        if (l < 0 || l >= L)
+            return err_set(d->err, -EBADMSG, "\"moe_layers\" names no layer of %u", L);
+        bits[l] &= (uint8_t)~MODEL_LAYER_DENSE;
+    }
+    return 0;
+}
+
+/* Bits of each layer. Local are those whose types say so, or all from one on, or all but each n-th;
+ * of an architecture with chunks those that rotate. */
 static int read_layer_bits(struct reader *d, struct model *m, json_t *j, uint8_t *bits)
 {
     const struct model_arch *a = m->arch;
     const unsigned L = m->cfg.L;
     json_t *types = per_layer(d, j, "layer_types", L);
-    json_t *rotate = a->nope_every ? per_layer(d, j, "no_rope_layers", L) : NULL;
+    const bool none = a->window.chunk && json_is_array(json_object_get(j, "no_rope_layers")) &&
+                      json_array_size(json_object_get(j, "no_rope_layers")) == 0;
+    json_t *rotate = a->nope_every && !none ? per_layer(d, j, "no_rope_layers", L) : NULL;
     const unsigned begin = a->window.begin ? count(d, j, "max_window_layers", a->window.begin) : 0;
     const unsigned every =
         a->local_every ? count(d, j, "sliding_window_pattern", a->local_every) : L + 1;
@@ -262,14 +295,27 @@ static int read_layer_bits(struct reader *d, struct model *m, json_t *j, uint8_t
     if (every == 0 || still == 0)
         return err_set(d->err, -EBADMSG, "the pattern of its layers is damaged");
     for (unsigned l = 0; l < L; l++) {
-        const int local =
-            types ? is_local(d, json_array_get(types, l)) : l >= begin && (l + 1) % every != 0;
         json_t *r = json_array_get(rotate, l);
         const bool nope = rotate ? json_integer_value(r) == 0 : (l + 1) % still == 0;
+        const int local = types             ? is_local(d, a, json_array_get(types, l))
+                          : a->window.chunk ? !nope
+                                            : l >= begin && (l + 1) % every != 0;
         if (local < 0) return local;
         bits[l] = (uint8_t)((local ? MODEL_LAYER_LOCAL : 0) | (nope ? MODEL_LAYER_NOPE : 0));
     }
-    return 0;
+    return read_dense_bits(d, m, j, bits);
+}
+
+/* Instead of a window; null: none. */
+static int read_chunk(struct reader *d, struct model *m, json_t *j)
+{
+    static const char key[] = "attention_chunk_size";
+    const unsigned dflt = m->arch->window.chunk;
+    const unsigned chunk = count(d, j, key, json_object_get(j, key) ? 0 : dflt);
+    if (d->r == 0 && given(j, key) && chunk == 0)
+        return err_set(d->err, -EBADMSG, "\"%s\" is 0", key);
+    m->cfg.chunk = chunk < m->cfg.ctx_max ? chunk : 0;
+    return d->r;
 }
 
 static int read_layers(struct reader *d, struct model *m, json_t *j)
@@ -280,10 +326,13 @@ static int read_layers(struct reader *d, struct model *m, json_t *j)
     const bool use = flag(d, j, "use_sliding_window", !a->window.has_switch);
     const unsigned L = m->cfg.L;
     m->cfg.window = use && window < m->cfg.ctx_max ? window : 0;
-    if (d->r < 0 || L > MODEL_L_MAX) return d->r;
+    if (a->window.chunk && m->cfg.window)
+        return err_set(d->err, -ENOTSUP, "has a sliding window, where it has chunks");
+    int r = a->window.chunk ? read_chunk(d, m, j) : d->r;
+    if (r < 0 || L > MODEL_L_MAX) return r;
     uint8_t *bits = mem_zalloc(L + 1);
     if (!bits) return err_set(d->err, -ENOMEM, "out of memory");
-    int r = read_layer_bits(d, m, j, bits);
+    r = read_layer_bits(d, m, j, bits);
     if (r == 0) r = model_set_layers(m, bits, d->err);
     mem_free(bits);
     return r;
@@ -302,6 +351,15 @@ static int read_scales(struct reader *d, struct model *m, json_t *j)
         c->attn_scale = (float)real(d, j, "attention_multiplier", 1);
         c->logit_scale = (float)(1 / real(d, j, "logits_scaling", 1));
         model_scale_residual(c, real(d, j, "embedding_multiplier", 1), residual);
+    }
+    json_t *tuned = json_object_get(j, "attn_temperature_tuning"); /* older files: a number */
+    if (a->window.tempered &&
+        !(json_is_integer(tuned) ? json_integer_value(tuned) == 0
+                                 : !flag(d, j, "attn_temperature_tuning", true))) {
+        c->temp_floor = (float)real(d, j, "floor_scale", 8192);
+        c->temp_scale = (float)real(d, j, "attn_scale", 0.1);
+        if (d->r == 0 && !(c->temp_floor > 0))
+            return err_set(d->err, -EBADMSG, "\"floor_scale\" is not above 0");
     }
     const bool attn = json_object_get(j, "attn_logit_softcapping"),
                logit = json_object_get(j, "final_logit_softcapping"); /* null: none */
@@ -376,7 +434,15 @@ static int read_experts(struct reader *d, struct model *m, json_t *j)
     e->F = count(d, j, a->width, -1);
     e->renorm = a->renorm_key ? flag(d, j, "norm_topk_prob", false) : a->renorm;
     e->biases = a->biases;
+    e->scales_input = a->scales_input;
     if (a->shared) e->shared_F = count(d, j, "shared_expert_intermediate_size", -1);
+    if (a->scales_input) e->shared_F = e->F;
+    if (a->dense_width) {
+        e->dense_F = count(d, j, a->dense_width, -1);
+        e->every = count(d, j, "interleave_moe_layer_step", 1);
+        if (d->r == 0 && e->every == 0)
+            return err_set(d->err, -EBADMSG, "\"interleave_moe_layer_step\" is 0");
+    }
     if (count(d, j, "decoder_sparse_step", 1) != 1 || json_array_size(dense) > 0)
         return err_set(d->err, -ENOTSUP, "has layers without experts");
     return d->r;
@@ -386,7 +452,7 @@ static int read_config(struct model *m, json_t *j, struct err *err)
 {
     struct model_cfg *c = &m->cfg;
     struct reader d = {.err = err};
-    int r = find_arch(j, &m->arch, err);
+    int r = find_arch(m, &j, err);
     if (r < 0) return r;
     const struct model_arch *a = m->arch;
     (void)snprintf(c->arch, sizeof(c->arch), "%s", a->name);
@@ -404,6 +470,7 @@ static int read_config(struct model *m, json_t *j, struct err *err)
     if (a->qkv_bias_key) c->qkv_bias = flag(&d, j, a->qkv_bias_key, a->qkv_bias);
     c->qk_norm = a->qk_norm;
     c->qk_norm_wide = a->qk_norm_wide;
+    c->qk_unit = a->qk_unit && flag(&d, j, "use_qk_norm", true);
     c->sinks = a->sinks;
     c->norms = a->norms;
     c->layernorm = a->layernorm;
@@ -411,6 +478,19 @@ static int read_config(struct model *m, json_t *j, struct err *err)
     m->norm_less_one = a->norm_less_one;
     m->permuted = a->hf_interleaved;
     return d.r;
+}
+
+/* Only the text's tensors are there, by the names that they have without a model around it. */
+static void unwrap_tensors(struct tensors *ts)
+{
+    static const char inner[] = "language_model.";
+    static const char *const others[] = {"vision_model.", "multi_modal_projector."};
+    for (size_t i = 0; i < ts->n; i++) {
+        struct tensor *t = &ts->t[i];
+        if (strncmp(t->name, inner, sizeof(inner) - 1) == 0) t->name += sizeof(inner) - 1;
+        for (size_t o = 0; o < sizeof(others) / sizeof(others[0]); o++)
+            if (strncmp(t->name, others[o], strlen(others[o])) == 0) t->used = true;
+    }
 }
 
 int model_from_hf(struct model *m, struct err *err)
@@ -430,5 +510,6 @@ int model_from_hf(struct model *m, struct err *err)
     if (r < 0) return err_set(err, r, "%s/config.json: %s", m->where, inner.msg);
     r = st_open_dir(m->path, &m->st, err);
     if (r == 0) m->tensors = st_tensors(m->st);
+    if (r == 0 && m->nested) unwrap_tensors(m->tensors);
     return r;
 }

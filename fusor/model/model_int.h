@@ -18,6 +18,7 @@ struct weight {          /* one bound tensor, or as many as there are experts */
     /* How folders have the experts of a family that takes turns (model_experts.c). */
     unsigned step, first;  /* row r is their row first + r * step; 0: rows are as they are */
     size_t columns;        /* those are columns, so many of each expert; 0: rows */
+    size_t per;            /* of each expert the weight has so many, from first on; 0: by steps */
     const uint8_t *scales; /* of MXFP4 codes that stand apart from them, or NULL */
 };
 
@@ -31,6 +32,7 @@ struct model {
     bool random;                   /* no file: weights are shape.c's */
     const struct model_arch *arch; /* NULL: random */
     bool permuted;                 /* Q and K rows come in interleaved order */
+    bool nested;                   /* the folder has another model around it */
     bool norm_less_one;            /* norms come less 1 */
     uint8_t *layers;               /* owned, as the next two: what cfg has of that name, or NULL */
     float *freq_factors, *long_factors;
@@ -79,6 +81,8 @@ void model_bind(struct model *m, enum model_w w, unsigned layer, struct weight x
 /* -EBADMSG where cfg has what cannot be a mixture; else cfg's F follows. Binds its
  * weights of a layer. */
 int model_settle_experts(struct model_cfg *c, struct err *err);
+/* "mlp", or what the architecture's folders call it. */
+const char *model_hf_ffn(const struct model *m);
 int model_bind_experts(struct model *m, unsigned layer, struct err *err);
 /* Values [col, col + n) of row `row` of a weight with a step, as quant.h reads them: where they
  * stand, or put together in room. n at most MODEL_PIECE, col and n whole blocks. */

@@ -10,7 +10,9 @@ int model_set_layers(struct model *m, const uint8_t *bits, struct err *err)
 {
     const struct model_arch *a = m->arch;
     const unsigned L = m->cfg.L;
-    const bool locals = m->cfg.window || a->local_base > 0; /* else they are as the others */
+    const unsigned every = m->cfg.experts.every;
+    const bool locals =
+        m->cfg.window || m->cfg.chunk || a->local_base > 0; /* else they are as the others */
     bool any = false;
     if (L < 1 || L > MODEL_L_MAX) return 0; /* to be refused */
     m->layers = mem_zalloc(L);
@@ -18,8 +20,10 @@ int model_set_layers(struct model *m, const uint8_t *bits, struct err *err)
     for (unsigned l = 0; l < L; l++) {
         const bool local = !a->local_every || (l + 1) % a->local_every != 0;
         const bool still = a->nope_every && (l + 1) % a->nope_every == 0;
-        m->layers[l] =
-            bits ? bits[l] : (local ? MODEL_LAYER_LOCAL : 0) | (still ? MODEL_LAYER_NOPE : 0);
+        const bool dense = every && (l + 1) % every != 0;
+        m->layers[l] = bits ? bits[l]
+                            : (local ? MODEL_LAYER_LOCAL : 0) | (still ? MODEL_LAYER_NOPE : 0) |
+                                  (dense ? MODEL_LAYER_DENSE : 0);
         if (!locals) m->layers[l] &= (uint8_t)~MODEL_LAYER_LOCAL;
         any |= m->layers[l] != 0;
     }

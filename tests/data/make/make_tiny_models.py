@@ -42,6 +42,14 @@ def gpt_oss(original):
                                      original_max_position_embeddings=original))
 
 
+def llama4(**more):
+    # Prompt and answer of make_golden.py cross borders of chunks, and temperatures change in them.
+    return dict(hidden_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+                intermediate_size=24, intermediate_size_mlp=40, num_local_experts=4,
+                num_experts_per_tok=1, attention_chunk_size=24, floor_scale=16, attn_scale=0.6,
+                pad_token_id=0, num_hidden_layers=5, **more)
+
+
 GELU = dict(hidden_act="gelu_pytorch_tanh", hidden_activation="gelu_pytorch_tanh")
 
 # name: (config class, settings, options). Seeds: the first whose greedy path has no near-ties.
@@ -176,13 +184,18 @@ MODELS = {
                                   rope_parameters=dict(rope_type="default", rope_theta=10000.0)),
               dict()),
     "gpt-oss": ("GptOssConfig", gpt_oss(64), dict(bf16=True)),
+    "llama4": ("Llama4TextConfig", llama4(rope_parameters=LLAMA3), dict(nested=True, seed=2)),
+    "llama4-dense": ("Llama4TextConfig", llama4(interleave_moe_layer_step=2, use_qk_norm=False,
+                                                no_rope_layer_interval=3),
+                     dict(bf16=True, classic=True)),
     "gpt-oss-mxfp4": ("GptOssConfig", gpt_oss(128), dict(classic=True, bf16=True, mxfp4=True)),
 }
 GGUF = [("llama3", "Q8_0"), ("llama-linear", "F32"), ("qwen2", "F32"), ("qwen3", "F32"),
         ("smollm2", "F32"), ("gemma2", "F32"), ("gemma3", "F32"), ("phi3", "F32"),
         ("phi3-long", "F32"), ("granite", "F32"), ("smollm3", "F32"), ("olmo2", "F32"),
         ("glm4", "F32"), ("stablelm", "F32"), ("mixtral", "MXFP4"), ("qwen3moe", "F32"),
-        ("qwen2moe", "F32"), ("olmoe", "F32"), ("gpt-oss", "F32"), ("gpt-oss-mxfp4", "MXFP4")]
+        ("qwen2moe", "F32"), ("olmoe", "F32"), ("gpt-oss", "F32"), ("gpt-oss-mxfp4", "MXFP4"),
+        ("llama4", "F32")]
 
 
 def randomize(model, seed, less_one=False):
@@ -322,6 +335,37 @@ def in_mxfp4(folder):
         f.write("\n")
 
 
+def nest(folder):
+    """A text model becomes the inner one of another that also sees, as Llama 4 is published."""
+    from safetensors.torch import load_file, save_file
+
+    path = os.path.join(folder, "model.safetensors")
+    tensors = {"language_model." + n: x for n, x in load_file(path).items()}
+    tensors["vision_model.class_embedding"] = torch.zeros(4)
+    tensors["multi_modal_projector.linear_1.weight"] = torch.zeros(2, 2)
+    save_file(tensors, path, metadata={"format": "pt"})
+    config = os.path.join(folder, "config.json")
+    with open(config) as f:
+        text = json.load(f)
+    text.pop("architectures")
+    with open(config, "w") as f:
+        json.dump({"architectures": ["Llama4ForConditionalGeneration"], "model_type": "llama4",
+                   "text_config": text}, f, indent=2, sort_keys=True)
+        f.write("\n")
+
+
+def load_nested(folder, settings):
+    from safetensors.torch import load_file
+
+    with open(os.path.join(folder, "config.json")) as f:
+        text = json.load(f)["text_config"]
+    model = AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**text), **settings).eval()
+    inner = "language_model."
+    model.load_state_dict({n.removeprefix(inner): x.float() for n, x in
+                           load_file(os.path.join(folder, "model.safetensors")).items() if n.startswith(inner)})
+    return model
+
+
 def load(folder):
     """A model of these folders in f32, MXFP4 decoded by transformers (which itself would want a GPU)."""
     from safetensors.torch import load_file
@@ -329,6 +373,8 @@ def load(folder):
 
     config = transformers.AutoConfig.from_pretrained(folder)
     settings = dict(dtype=torch.float32, attn_implementation="eager")
+    if config.model_type == "llama4":
+        return load_nested(folder, settings)
     if not hasattr(config, "quantization_config"):
         return AutoModelForCausalLM.from_pretrained(folder, **settings).eval()
     del config.quantization_config
@@ -358,6 +404,8 @@ def make(name):
         classic_config(os.path.join(folder, "config.json"))
     if opt.get("mxfp4"):
         in_mxfp4(folder)
+    if opt.get("nested"):
+        nest(folder)
     if opt.get("tokenizer"):
         write_tokenizer(folder, opt.get("thinks", False))
 
@@ -399,13 +447,16 @@ EXPERTS = {"mlp.experts.gate_up_proj": ["ffn_gate_exps", "ffn_up_exps"],
 def gguf_names(name, arch):
     """The tensors of a GGUF file that a parameter becomes: halves of its second dimension."""
     rest, kind = name.split(".", 3)[-1].removesuffix("_bias"), "bias" if name.endswith("_bias") else "weight"
+    rest = rest.replace("feed_forward.experts", "mlp.experts")
     if rest in EXPERTS:
         return [f"blk.{name.split('.')[2]}.{n}.{kind}" for n in EXPERTS[rest]]
     return [gguf_name(name, arch)]
 
 
-def gguf_parts(x, n, turns):
+def gguf_parts(x, n, turns, columns=False):
     """What those tensors hold of x; turns: rows of experts are columns, and the n take turns."""
+    if columns:
+        return np.split(np.swapaxes(x, 1, -1), n, axis=1)
     if turns:
         x = np.swapaxes(x, 1, -1)
         return [x[:, i::n] for i in range(n)]
@@ -420,6 +471,8 @@ OWN = {"gemma2": {**BEHIND, "pre_feedforward_layernorm": "ffn_norm"}, "olmo2": B
 OWN["gemma3"] = OWN["gemma2"]
 OWN["gpt-oss"] = {"post_attention_layernorm": "post_attention_norm", "mlp.router": "ffn_gate_inp",
                   "self_attn.sinks": "attn_sinks"}
+OWN["llama4"] = {"feed_forward" + k.removeprefix("mlp"): v for k, v in NAMES.items() if k.startswith("mlp.")}
+OWN["llama4"]["feed_forward.router"] = "ffn_gate_inp"
 INTERLEAVED = ("llama", "granite", "smollm3")  # by the converter; GLM's rows are from the start
 
 
@@ -442,14 +495,14 @@ def make_gguf(name, qtype):
     model = load(os.path.join(OUT, name))
     c = model.config
     arch = {"mistral": "llama", "mixtral": "llama", "gemma3_text": "gemma3", "qwen2_moe": "qwen2moe",
-            "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"}.get(c.model_type, c.model_type)
+            "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss", "llama4_text": "llama4"}.get(c.model_type, c.model_type)
     k = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
     w = gguf.GGUFWriter(os.path.join(OUT, f"{name}.{qtype}.gguf"), arch)
     w.add_name(f"tiny {name}")
     w.add_block_count(c.num_hidden_layers)
     w.add_context_length(c.max_position_embeddings)
     w.add_embedding_length(c.hidden_size)
-    w.add_feed_forward_length(c.intermediate_size)
+    w.add_feed_forward_length(getattr(c, "intermediate_size_mlp", c.intermediate_size))
     w.add_head_count(c.num_attention_heads)
     w.add_head_count_kv(c.num_key_value_heads)
     if arch == "stablelm":
@@ -485,8 +538,13 @@ def make_gguf(name, qtype):
     if experts:
         w.add_expert_count(experts)
         w.add_expert_used_count(c.num_experts_per_tok)
-    if arch == "gpt-oss":
+    if arch in ("gpt-oss", "llama4"):
         w.add_expert_feed_forward_length(c.intermediate_size)
+    if arch == "llama4":
+        w.add_interleave_moe_layer_step(c.interleave_moe_layer_step)
+        w.add_sliding_window(c.attention_chunk_size)
+        w.add_attn_temperature_length(c.floor_scale)
+        w.add_attn_temperature_scale(c.attn_scale)
     if hasattr(c, "moe_intermediate_size"):
         w.add_expert_feed_forward_length(c.moe_intermediate_size)
     if hasattr(c, "shared_expert_intermediate_size"):
@@ -530,7 +588,9 @@ def make_gguf(name, qtype):
         if key.endswith("shared_expert_gate.weight"):
             x = x[0]
         names = gguf_names(key, arch)
-        for n, part in zip(names, gguf_parts(x, len(names), arch == "gpt-oss" and "experts" in key)):
+        experts = "experts" in key
+        for n, part in zip(names, gguf_parts(x, len(names), arch == "gpt-oss" and experts,
+                                             arch == "llama4" and experts)):
             part = np.ascontiguousarray(part)
             if qtype == "F32" or x.ndim == 1 or "ffn_gate_inp" in n or n.endswith("bias"):
                 w.add_tensor(n, part)
@@ -589,8 +649,12 @@ def make_seed(name, arch):
         biases = {k: shape[:1] if len(shape) == 2 else shape[:2] for k, shape in shapes.items() if len(shape) > 1}
         shapes["attn_sinks"] = (2,)
     else:
-        shapes.update({"ffn_gate_shexp": (f, d), "ffn_up_shexp": (f, d), "ffn_down_shexp": (d, f),
-                       "ffn_gate_inp_shexp": (d,)})
+        shapes.update({"ffn_gate_shexp": (f, d), "ffn_up_shexp": (f, d), "ffn_down_shexp": (d, f)})
+    if arch == "llama4":
+        w.add_interleave_moe_layer_step(1)
+        w.add_sliding_window(16)
+    elif arch != "gpt-oss":
+        shapes["ffn_gate_inp_shexp"] = (d,)
     shapes = {"token_embd.weight": (vocab, d), "output_norm.weight": (d,),
               **{f"blk.0.{k}.weight": v for k, v in shapes.items()},
               **{f"blk.0.{k}.bias": v for k, v in biases.items()}}
@@ -616,6 +680,7 @@ def main():
         split_gguf("qwen3", 3)
     make_seed("mixture", "qwen2moe")
     make_seed("gpt-oss", "gpt-oss")
+    make_seed("llama4", "llama4")
 
 
 if __name__ == "__main__":

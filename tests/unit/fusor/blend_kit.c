@@ -189,6 +189,13 @@ void kit_open(struct kit *k, const struct tiny_opts *o, uint64_t kv_tokens)
     if (experts && strcmp(experts, "gpt-oss") == 0) { /* with all that gpt-oss has */
         mixed.experts = (struct model_experts){8, 3, 20, .renorm = true, .biases = true};
         mixed.sinks = mixed.clamped = mixed.qkv_bias = mixed.o_bias = true;
+    } else if (experts && strcmp(experts, "llama4") == 0) { /* or Llama 4, in place of windows */
+        mixed.experts = (struct model_experts){
+            8, 1 + (o->nope_every > 0), 20, 12, .scales_input = true, .every = 2, .dense_F = 44};
+        mixed.window = 0, mixed.chunk = o->window ? o->window : 100;
+        mixed.local_every = mixed.nope_every = o->local_every ? o->local_every : 4;
+        mixed.temp_floor = 16, mixed.temp_scale = 0.5f;
+        mixed.qk_unit = !o->qk_norm && !o->qk_norm_wide && !(o->yarn > 1);
     } else if (experts) { /* the same with experts, one of them shared */
         mixed.experts = (struct model_experts){8, 3, 20, 12, .renorm = o->qkv_bias};
     }

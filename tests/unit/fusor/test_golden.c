@@ -324,6 +324,21 @@ TEST(gpt_oss_gguf_in_mxfp4)
     check_mixture("gpt-oss-mxfp4.MXFP4.gguf", "gpt-oss-mxfp4");
 }
 
+TEST(llama4_inside_another_model)
+{
+    check_mixture("llama4", "llama4");
+}
+
+TEST(llama4_gguf)
+{
+    check_mixture("llama4.F32.gguf", "llama4");
+}
+
+TEST(llama4_with_dense_layers)
+{
+    check_mixture("llama4-dense", "llama4-dense");
+}
+
 TEST(smollm2_135m)
 {
     static const char kind[] = ".Q4_1.gguf";

@@ -87,6 +87,7 @@ TEST(architectures_by_either_name)
     ASSERT_TRUE(model_arch_by_hf("LlamaForCausalLM") == model_arch_by_gguf("llama"));
     ASSERT_TRUE(model_arch_by_hf("Gemma3ForCausalLM") == model_arch_by_gguf("gemma3"));
     ASSERT_STREQ(model_arch_by_hf("MistralForCausalLM")->name, "mistral");
+    ASSERT_TRUE(model_arch_by_hf("Llama4ForConditionalGeneration") == model_arch_by_gguf("llama4"));
     ASSERT_TRUE(!model_arch_by_gguf("mistral")); /* there it is "llama" */
     ASSERT_TRUE(!model_arch_by_hf("llama") && !model_arch_by_gguf("") && !model_arch_by_hf(""));
 }
@@ -225,6 +226,7 @@ TEST(gguf_twins_hold_the_same_weights)
     same_weights("olmoe", "olmoe.F32.gguf");
     same_weights("gpt-oss", "gpt-oss.F32.gguf"); /* columns of gate and up in turns */
     same_weights("gpt-oss-mxfp4", "gpt-oss-mxfp4.MXFP4.gguf");
+    same_weights("llama4", "llama4.F32.gguf"); /* columns, gates before ups, in another model */
 }
 
 TEST(mixtures)
@@ -248,6 +250,8 @@ TEST(mixtures)
         {"gpt-oss.F32.gguf", "gpt-oss", {4, 2, 32, 0, true, true}, 64, true},
         {"gpt-oss-mxfp4", "gpt-oss", {4, 2, 32, 0, true, true}, 64, false},
         {"gpt-oss-mxfp4.MXFP4.gguf", "gpt-oss", {4, 2, 32, 0, true, true}, 64, false},
+        {"llama4", "llama4", {4, 1, 24, 24}, 48, true},
+        {"llama4.F32.gguf", "llama4", {4, 1, 24, 24}, 48, true},
     };
     for (size_t i = 0; i < sizeof(mixed) / sizeof(mixed[0]); i++) {
         struct model *m = open_model(mixed[i].name);
@@ -273,8 +277,8 @@ TEST(mixtures)
 /* From one expert's rows on into the next one's. */
 TEST(rows_of_experts_in_pieces)
 {
-    static const char *const names[] = {"qwen3moe", "qwen2moe", "qwen2moe.F32.gguf", "gpt-oss",
-                                        "gpt-oss-mxfp4"};
+    static const char *const names[] = {"qwen3moe",      "qwen2moe", "qwen2moe.F32.gguf", "gpt-oss",
+                                        "gpt-oss-mxfp4", "llama4",   "llama4-dense"};
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         struct model *m = open_model(names[i]);
         const size_t rows = model_w_rows(m, MODEL_EXPERT_UP), D = model_config(m)->D;
@@ -430,6 +434,47 @@ TEST(gpt_oss)
     }
 }
 
+TEST(llama4)
+{
+    static const struct {
+        const char *name, *golden, *layers; /* as of all[]; then which have no experts */
+        const char *dense;
+        bool unit;
+    } cases[] = {{"llama4", "golden/llama4.json", "lllnl", ".....", true},
+                 {"llama4.F32.gguf", "golden/llama4.json", "lllnl", ".....", true},
+                 {"llama4-dense", "golden/llama4-dense.json", "llnll", "d.d.d", false}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct model *m = open_model(cases[i].name);
+        const struct model_cfg *c = model_config(m);
+        json_error_t je;
+        json_t *j = json_load_file(test_data(cases[i].golden), 0, &je);
+        ASSERT_TRUE(j != NULL);
+        ASSERT_EQ(c->L, 5);
+        ASSERT_EQ(c->chunk, 24);
+        ASSERT_EQ(c->window, 0);
+        ASSERT_EQ(c->temp_floor, 16);
+        ASSERT_NEAR(c->temp_scale, 0.6, 1e-7);
+        ASSERT_EQ(c->qk_unit, cases[i].unit);
+        ASSERT_TRUE(c->experts.scales_input && !c->qk_norm && !c->tied && !c->qkv_bias);
+        ASSERT_EQ(c->experts.dense_F, strchr(cases[i].dense, 'd') ? 40 : 0);
+        ASSERT_EQ(c->F, 48); /* one expert and the shared one */
+        for (unsigned l = 0; l < c->L; l++) {
+            const bool dense = cases[i].dense[l] == 'd';
+            ASSERT_EQ(model_layer_is(c, l, MODEL_LAYER_LOCAL), cases[i].layers[l] == 'l');
+            ASSERT_EQ(model_layer_is(c, l, MODEL_LAYER_NOPE), cases[i].layers[l] == 'n');
+            ASSERT_EQ(model_layer_is(c, l, MODEL_LAYER_DENSE), dense);
+            ASSERT_EQ(model_has(m, MODEL_DOWN, l), dense);
+            ASSERT_EQ(model_has(m, MODEL_ROUTER, l), !dense);
+            ASSERT_EQ(model_has(m, MODEL_EXPERT_UP, l), !dense);
+            ASSERT_EQ(model_has(m, MODEL_SHARED_DOWN, l), !dense);
+            ASSERT_TRUE(!model_has(m, MODEL_SHARED_ROUTER, l));
+        }
+        check_rope(c, &c->rope, json_object_get(j, "inv_freq"), json_object_get(j, "rope_mscale"));
+        json_decref(j);
+        model_close(m);
+    }
+}
+
 TEST(rope_frequencies_equal_transformers)
 {
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
@@ -503,8 +548,10 @@ static const struct {
 } refusals[] = {
     {"llama2", "{\"architectures\":[\"GemmaForCausalLM\"]}", -ENOTSUP,
      "architecture \"GemmaForCausalLM\""},
-    {"llama2", "{\"architectures\":[\"Llama4ForCausalLM\"]}", -ENOTSUP, /* chunks, not windows */
-     "architecture \"Llama4ForCausalLM\""},
+    {"llama2", "{\"architectures\":[\"Llama4ForCausalLM\"]}", -EBADMSG,
+     "\"num_experts\" is missing"},
+    {"llama2", "{\"layer_types\":[\"chunked_attention\",\"full_attention\",\"full_attention\"]}",
+     -ENOTSUP, "layer type \"chunked_attention\""},
     {"llama2", "{\"architectures\":null}", -EBADMSG, "\"architectures\" is missing"},
     {"llama2", "{\"hidden_act\":\"gelu\"}", -ENOTSUP, "activation \"gelu\""},
     {"llama2", "{\"mlp_bias\":true}", -ENOTSUP, "mlp_bias"},
@@ -622,6 +669,44 @@ static const struct {
      "quantization_config"},
     {"olmoe", "{\"architectures\":[\"Qwen3MoeForCausalLM\"],\"moe_intermediate_size\":16}",
      -EBADMSG, "q_norm.weight\" has shape [1, 32], expected [1, 16]"},
+    {"llama4-dense", "{\"attention_chunk_size\":0}", -EBADMSG, "\"attention_chunk_size\" is 0"},
+    {"llama4-dense", "{\"attention_chunk_size\":-24}", -EBADMSG, "is not a count"},
+    {"llama4-dense", "{\"attention_chunk_size\":24.5}", -EBADMSG, "is not a count"},
+    {"llama4-dense", "{\"sliding_window\":64}", -ENOTSUP, "where it has chunks"},
+    {"llama4-dense", "{\"interleave_moe_layer_step\":0,\"moe_layers\":null}", -EBADMSG,
+     "\"interleave_moe_layer_step\" is 0"},
+    {"llama4-dense", "{\"interleave_moe_layer_step\":-1}", -EBADMSG, "is not a count"},
+    {"llama4-dense", "{\"interleave_moe_layer_step\":1,\"moe_layers\":null}", -EBADMSG,
+     "layers.0.feed_forward.router.weight\" is missing"},
+    {"llama4-dense", "{\"moe_layers\":[1,5]}", -EBADMSG, "names no layer of 5"},
+    {"llama4-dense", "{\"moe_layers\":[1,-1]}", -EBADMSG, "names no layer of 5"},
+    {"llama4-dense", "{\"moe_layers\":3}", -EBADMSG, "\"moe_layers\" is no list"},
+    {"llama4-dense", "{\"moe_layers\":[1]}", -EBADMSG,
+     "3.feed_forward.gate_proj.weight\" is missing"},
+    {"llama4-dense", "{\"no_rope_layers\":[1,0]}", -EBADMSG, "no list of 5 entries"},
+    {"llama4-dense", "{\"no_rope_layers\":0}", -EBADMSG, "no list of 5 entries"},
+    {"llama4-dense", "{\"num_local_experts\":0}", -EBADMSG, "\"num_experts\" is missing"},
+    {"llama4-dense", "{\"num_local_experts\":5}", -EBADMSG, "has shape [4, 32], expected [5, 32]"},
+    {"llama4-dense", "{\"num_experts_per_tok\":5}", -EBADMSG,
+     "5 experts of a token are outside 1…4"},
+    {"llama4-dense", "{\"intermediate_size\":12}", -EBADMSG, "expected [12, 32]"},
+    {"llama4-dense", "{\"intermediate_size_mlp\":null}", -EBADMSG, "is missing"},
+    {"llama4-dense", "{\"intermediate_size_mlp\":0}", -EBADMSG, "feed-forward size of 0"},
+    {"llama4-dense", "{\"floor_scale\":0}", -EBADMSG, "\"floor_scale\" is not above 0"},
+    {"llama4-dense", "{\"floor_scale\":-16}", -EBADMSG, "\"floor_scale\" is not above 0"},
+    {"llama4-dense", "{\"floor_scale\":1e300}", -EBADMSG, "temperature is damaged"},
+    {"llama4-dense", "{\"attn_scale\":-0.1}", -EBADMSG, "temperature is damaged"},
+    {"llama4-dense", "{\"attn_temperature_tuning\":\"yes\"}", -EBADMSG, "is not true or false"},
+    {"llama4-dense",
+     "{\"use_qk_norm\":true,\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":2}}", -ENOTSUP,
+     "scales what its rotation gives"},
+    {"llama4-dense",
+     "{\"layer_types\":[\"sliding_attention\",\"full_attention\",\"x\",\"x\",\"x\"]}", -ENOTSUP,
+     "layer type \"sliding_attention\""},
+    {"llama4", "{\"text_config\":null}", -EBADMSG, "\"text_config\" is no object"},
+    {"llama4", "{\"text_config\":{}}", -EBADMSG, "\"num_hidden_layers\" is missing"},
+    {"llama4", "{\"quantization_config\":{\"quant_method\":\"fp8\"}}", -ENOTSUP,
+     "quantization_config"},
 };
 
 TEST(refused_by_name)
@@ -754,6 +839,9 @@ TEST(accepted_variants)
         {"llama2", "{\"embedding_multiplier\":1.0,\"partial_rotary_factor\":1}"},
         {"llama2", "{\"rope_scaling\":{\"type\":\"default\"}}"},
         {"llama2", "{\"head_dim\":null,\"num_key_value_heads\":null}"},
+        {"llama4-dense", "{\"attn_temperature_tuning\":4}"}, /* as in files before it was a flag */
+        {"llama4-dense", "{\"no_rope_layers\":[],\"layer_types\":null,\"moe_layers\":null}"},
+        {"llama4-dense", "{\"attention_chunk_size\":null}"},
     };
     for (size_t i = 0; i < sizeof(fine) / sizeof(fine[0]); i++) {
         struct model *m;
@@ -783,6 +871,19 @@ TEST(fingerprint_covers_configuration_and_weights)
     ASSERT_TRUE(memcmp(model_config(a)->fingerprint, model_config(b)->fingerprint, 16) != 0);
     model_close(b);
     model_close(a);
+    static const char *const others[] = {"{\"attention_chunk_size\":25}",
+                                         "{\"attention_chunk_size\":null}",
+                                         "{\"floor_scale\":17}",
+                                         "{\"attn_scale\":0.5}",
+                                         "{\"attn_temperature_tuning\":0}",
+                                         "{\"use_qk_norm\":true}"};
+    a = open_model("llama4-dense");
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
+        ASSERT_OK(open_patched("llama4-dense", others[i], &b, NULL));
+        ASSERT_TRUE(memcmp(model_config(a)->fingerprint, model_config(b)->fingerprint, 16) != 0);
+        model_close(b);
+    }
+    model_close(a);
 
     size_t len;
     uint8_t *p = read_whole(test_data("models/llama3.Q8_0.gguf"), &len);
@@ -800,174 +901,6 @@ TEST(fingerprint_covers_configuration_and_weights)
         mem_file_fini(&f);
     }
     mem_free(p);
-}
-
-/* ---- GGUF files built here: one layer of zeros ---- */
-static void build(struct gguf_build *g, const char *arch, const char *skip)
-{
-    static const struct {
-        const char *key;
-        uint32_t v;
-    } counts[] = {
-        {"block_count", 1},          {"context_length", 512},     {"embedding_length", 32},
-        {"feed_forward_length", 32}, {"attention.head_count", 2}, {"attention.head_count_kv", 2},
-    };
-    static const char *const mats[] = {"attn_q", "attn_k",   "attn_v",  "attn_output",
-                                       "ffn_up", "ffn_gate", "ffn_down"};
-    char key[96];
-    gb_kv_str(g, "general.architecture", arch);
-    for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
-        if (strcmp(counts[i].key, skip) == 0) continue;
-        (void)snprintf(key, sizeof(key), "%s.%s", arch, counts[i].key);
-        gb_kv_u32(g, key, counts[i].v);
-    }
-    (void)snprintf(key, sizeof(key), "%s.attention.layer_norm_rms_epsilon", arch);
-    if (strcmp("attention.layer_norm_rms_epsilon", skip) != 0) gb_kv_f32(g, key, 1e-5f);
-    gb_tensor(g, "token_embd.weight", 8, 16, 32, 16 * 34);
-    gb_tensor(g, "output_norm.weight", 0, 0, 32, 128);
-    gb_tensor(g, "blk.0.attn_norm.weight", 0, 0, 32, 128);
-    if (strcmp("ffn_norm", skip) != 0) gb_tensor(g, "blk.0.ffn_norm.weight", 0, 0, 32, 128);
-    for (size_t i = 0; i < sizeof(mats) / sizeof(mats[0]); i++) {
-        (void)snprintf(key, sizeof(key), "blk.0.%s.weight", mats[i]);
-        gb_tensor(g, key, 8, 32, 32, 32 * 34);
-    }
-}
-
-static int open_built(struct gguf_build *g, struct model **ret, struct err *err)
-{
-    struct buf b = BUF_INIT;
-    struct mem_file f;
-    gb_finish(g, &b);
-    mem_file_init(&f, b.data, b.len);
-    int r = model_open(f.path, ret, err);
-    mem_file_fini(&f);
-    buf_fini(&b);
-    return r;
-}
-
-static void gguf_refused(struct gguf_build *g, int code, const char *why)
-{
-    struct model *m = NULL;
-    struct err err = {0};
-    int r = open_built(g, &m, &err);
-    if (r != code || m || !strstr(err.msg, why))
-        test_fail(__FILE__, __LINE__, "%d \"%s\", wanted %d \"%s\"", r, err.msg, code, why);
-}
-
-TEST(gguf_refused_by_name)
-{
-    static const struct {
-        const char *key;
-        float v;
-        int code;
-        const char *why;
-    } cases[] = {
-        {"llama.embedding_scale", 12, -ENOTSUP, "embedding_scale"},
-        {"llama.residual_scale", 0.5f, -ENOTSUP, "residual_scale"},
-        {"llama.logit_scale", 0.5f, -ENOTSUP, "logit_scale"},
-        {"llama.attn_logit_softcapping", 50, -ENOTSUP, "softcapping"},
-        {"llama.rope.freq_base", -1, -EBADMSG, "rope base"},
-        {"llama.rope.freq_base", NAN, -EBADMSG, "rope base"},
-        {"llama.attention.scale", -1, -EBADMSG, "attention scale"},
-    };
-    static const struct {
-        const char *key;
-        uint32_t v;
-        const char *why;
-    } counts[] = {
-        {"llama.rope.dimension_count", 8, "rotates 8 of 16"},
-        {"llama.attention.value_length", 8, "another head size"},
-        {"split.count", 3, "one of 3 parts"},
-    };
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        struct gguf_build g = {0};
-        build(&g, "llama", "");
-        gb_kv_f32(&g, cases[i].key, cases[i].v);
-        gguf_refused(&g, cases[i].code, cases[i].why);
-    }
-    for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
-        struct gguf_build g = {0};
-        build(&g, "llama", "");
-        gb_kv_u32(&g, counts[i].key, counts[i].v);
-        gguf_refused(&g, -ENOTSUP, counts[i].why);
-    }
-    struct gguf_build g = {0};
-    build(&g, "gemma", "");
-    gguf_refused(&g, -ENOTSUP, "architecture \"gemma\"");
-    g = (struct gguf_build){0};
-    build(&g, "llama4", "");
-    gguf_refused(&g, -ENOTSUP, "architecture \"llama4\"");
-    g = (struct gguf_build){0};
-    build(&g, "llama", "");
-    gb_kv_str(&g, "llama.rope.scaling.type", "longrope");
-    gguf_refused(&g, -EBADMSG, "longrope has not both sets");
-    g = (struct gguf_build){0};
-    build(&g, "llama", "block_count");
-    gguf_refused(&g, -EBADMSG, "\"llama.block_count\" is missing");
-    g = (struct gguf_build){0};
-    build(&g, "llama", "attention.layer_norm_rms_epsilon");
-    gguf_refused(&g, -EBADMSG, "norm epsilon");
-    g = (struct gguf_build){0};
-    build(&g, "llama", "");
-    gb_tensor(&g, "blk.0.ffn_gate.bias", 0, 0, 32, 128);
-    gguf_refused(&g, -ENOTSUP, "\"blk.0.ffn_gate.bias\" is not known");
-    g = (struct gguf_build){0};
-    build(&g, "stablelm", "ffn_norm");
-    gguf_refused(&g, -ENOTSUP, "beside each other");
-    g = (struct gguf_build){0};
-    build(&g, "stablelm", "");
-    gguf_refused(&g, -EBADMSG, "norm epsilon");
-    g = (struct gguf_build){0};
-    build(&g, "qwen3", "");
-    gguf_refused(&g, -EBADMSG, "\"blk.0.attn_q_norm.weight\" is missing");
-    g = (struct gguf_build){0};
-    build(&g, "llama", "");
-    gb_tensor(&g, "output.weight", 16, 16, 32, 0);
-    gguf_refused(&g, -ENOTSUP, "\"output.weight\" has type ggml 16");
-    g = (struct gguf_build){0};
-    build(&g, "llama", "");
-    gb_tensor(&g, "rope_freqs.weight", 0, 0, 8, 32); /* zeros would divide by zero */
-    gguf_refused(&g, -EBADMSG, "rope_freqs.weight\" is damaged");
-}
-
-TEST(gguf_mixtures_are_checked)
-{
-    static const struct {
-        const char *arch;
-        int n, used, code; /* -1: no such key */
-        const char *why;
-    } cases[] = {
-        {"qwen3", 4, 2, -ENOTSUP, "mixture of experts"},
-        {"qwen3moe", -1, 2, -EBADMSG, "\"qwen3moe.expert_count\" is missing"},
-        {"llama", 4, -1, -EBADMSG, "\"llama.expert_used_count\" is missing"},
-        {"llama", 4, 5, -EBADMSG, "5 experts of a token are outside 1…4"},
-        {"llama", 4, 0, -EBADMSG, "0 experts of a token"},
-        {"llama", 2000, 2, -EBADMSG, "2000 experts are outside"},
-        {"llama", 4, 2, -EBADMSG, "\"blk.0.ffn_gate_inp.weight\" is missing"},
-    };
-    static const struct {
-        const char *key;
-        float v;
-        const char *why;
-    } more[] = {{"llama.expert_gating_func", 2, "another function than softmax"},
-                {"llama.expert_weights_scale", 2.5f, "scales what its experts give"},
-                {"llama.leading_dense_block_count", 1, "layers without experts"}};
-    char key[64];
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        struct gguf_build g = {0};
-        build(&g, cases[i].arch, "");
-        (void)snprintf(key, sizeof(key), "%s.expert_count", cases[i].arch);
-        if (cases[i].n >= 0) gb_kv_u32(&g, key, (uint32_t)cases[i].n);
-        (void)snprintf(key, sizeof(key), "%s.expert_used_count", cases[i].arch);
-        if (cases[i].used >= 0) gb_kv_u32(&g, key, (uint32_t)cases[i].used);
-        gguf_refused(&g, cases[i].code, cases[i].why);
-    }
-    for (size_t i = 0; i < sizeof(more) / sizeof(more[0]); i++) {
-        struct gguf_build g = {0};
-        build(&g, "llama", "");
-        gb_kv_f32(&g, more[i].key, more[i].v);
-        gguf_refused(&g, -ENOTSUP, more[i].why);
-    }
 }
 
 /* One bit of one expert, in a file that has all of them in one tensor. */
@@ -992,18 +925,6 @@ TEST(fingerprint_covers_experts)
     model_close(m);
     mem_free(want);
     mem_free(p);
-}
-
-TEST(gguf_built_here_opens)
-{
-    struct gguf_build g = {0};
-    struct model *m;
-    struct err err = {0};
-    build(&g, "llama", "");
-    gb_kv_u32(&g, "llama.attention.sliding_window", 512);
-    if (open_built(&g, &m, &err) < 0) test_fail(__FILE__, __LINE__, "%s", err.msg);
-    ASSERT_TRUE(model_config(m)->tied && model_config(m)->file_bf16_or_less);
-    model_close(m);
 }
 
 TEST(no_model_at_the_path)
@@ -1046,13 +967,14 @@ TEST(every_failed_allocation_is_reported)
     fail_allocations("models/llama3.Q8_0.gguf");
     fail_allocations("models/qwen3moe");
     fail_allocations("models/gpt-oss-mxfp4");
+    fail_allocations("models/llama4");
 }
 
 TEST(seeded_damage_of_a_configuration)
 {
-    static const char *const names[] = {"mistral", "qwen2",        "llama-linear", "gemma3",
-                                        "phi3",    "granite",      "qwen3moe",     "qwen2moe",
-                                        "gpt-oss", "gpt-oss-mxfp4"};
+    static const char *const names[] = {"mistral", "qwen2",         "llama-linear", "gemma3",
+                                        "phi3",    "granite",       "qwen3moe",     "qwen2moe",
+                                        "gpt-oss", "gpt-oss-mxfp4", "llama4",       "llama4-dense"};
     enum { N = sizeof(names) / sizeof(names[0]) };
     size_t n_ok = 0;
     uint64_t seed = 3;

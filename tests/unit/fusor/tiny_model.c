@@ -15,11 +15,15 @@ static void set_layers(struct model *m, const struct tiny_opts *o)
 {
     for (unsigned l = 0; l < m->cfg.L; l++) {
         const bool still = o->nope_every && (l + 1) % o->nope_every == 0;
-        const bool local = o->window && (!o->local_every || (l + 1) % o->local_every != 0);
-        m->layers[l] = (uint8_t)((local ? MODEL_LAYER_LOCAL : 0) | (still ? MODEL_LAYER_NOPE : 0));
+        const bool local =
+            (o->window || o->chunk) && (!o->local_every || (l + 1) % o->local_every != 0);
+        const bool dense = o->experts.every && (l + 1) % o->experts.every != 0;
+        m->layers[l] = (uint8_t)((local ? MODEL_LAYER_LOCAL : 0) | (still ? MODEL_LAYER_NOPE : 0) |
+                                 (dense ? MODEL_LAYER_DENSE : 0));
     }
     m->cfg.layers = m->layers;
     m->cfg.window = o->window;
+    m->cfg.chunk = o->chunk;
 }
 
 static unsigned or_default(unsigned v, unsigned d)
@@ -48,6 +52,9 @@ int tiny_model_create(const struct tiny_opts *o, struct model **ret)
                                 .o_bias = o->o_bias,
                                 .qk_norm = o->qk_norm || o->qk_norm_wide,
                                 .qk_norm_wide = o->qk_norm_wide,
+                                .qk_unit = o->qk_unit,
+                                .temp_floor = o->temp_floor,
+                                .temp_scale = o->temp_scale,
                                 .norms = o->norms,
                                 .sinks = o->sinks,
                                 .layernorm = o->layernorm,
@@ -60,6 +67,7 @@ int tiny_model_create(const struct tiny_opts *o, struct model **ret)
                                 .logit_scale = o->logit_scale > 0 ? o->logit_scale : 1,
                                 .file_f32 = true};
     if (o->experts.n) m->cfg.F = o->experts.used * o->experts.F + o->experts.shared_F;
+    if (m->cfg.F < o->experts.dense_F) m->cfg.F = o->experts.dense_F;
     m->cfg.attn_scale = (float)(1 / sqrt((double)m->cfg.K));
     m->cfg.rope.base = 10000;
     m->cfg.rope.type = o->yarn > 1 ? ROPE_YARN : ROPE_NONE;
@@ -108,8 +116,9 @@ bool model_has(const struct model *m, enum model_w w, unsigned layer)
     case MODEL_SHARED_GATE:
     case MODEL_SHARED_UP:
     case MODEL_SHARED_DOWN:
-    case MODEL_SHARED_ROUTER:
         return m->cfg.experts.shared_F > 0;
+    case MODEL_SHARED_ROUTER:
+        return m->cfg.experts.shared_F > 0 && !m->cfg.experts.scales_input;
     case MODEL_SINKS:
         return m->cfg.sinks;
     case MODEL_ROUTER_BIAS:
@@ -125,6 +134,7 @@ bool model_has(const struct model *m, enum model_w w, unsigned layer)
 static void shape(const struct model_cfg *c, enum model_w w, size_t *rows, size_t *cols)
 {
     const size_t HK = (size_t)c->H * c->K, GK = (size_t)c->G * c->K;
+    const size_t F = c->experts.n ? c->experts.dense_F : c->F;
     *rows = 1;
     *cols = c->D;
     switch (w) {
@@ -144,10 +154,10 @@ static void shape(const struct model_cfg *c, enum model_w w, size_t *rows, size_
         break;
     case MODEL_GATE:
     case MODEL_UP:
-        *rows = c->F;
+        *rows = F;
         break;
     case MODEL_DOWN:
-        *rows = c->D, *cols = c->F;
+        *rows = c->D, *cols = F;
         break;
     case MODEL_ROUTER:
         *rows = c->experts.n;
@@ -334,6 +344,25 @@ static void mul(const struct ref *r, enum model_w w, enum model_w bias, unsigned
     mem_free(b);
 }
 
+static bool rotates(const struct ref *r)
+{
+    return !model_layer_is(r->c, r->layer, MODEL_LAYER_NOPE);
+}
+
+/* Where the model says so, each head of x [n, heads, K], which is rotated, over its root mean
+ * square. */
+static void unit_heads(const struct ref *r, double *x, size_t heads)
+{
+    if (!r->c->qk_unit || !rotates(r)) return;
+    for (size_t i = 0; i < r->n * heads; i++) {
+        double *p = x + i * r->c->K, ss = 0;
+        for (size_t j = 0; j < r->c->K; j++)
+            ss += p[j] * p[j];
+        for (size_t j = 0; j < r->c->K; j++)
+            p[j] /= sqrt(ss / r->c->K + (double)r->c->rms_eps);
+    }
+}
+
 static void head_norms(const struct ref *r, enum model_w w, unsigned layer, double *x, size_t heads)
 {
     if (!model_has(r->m, w, layer)) return;
@@ -372,7 +401,7 @@ static size_t place_of(const struct ref *r, size_t t)
 static void rotate(const struct ref *r, double *x, size_t heads)
 {
     const size_t K = r->c->K, half = r->c->n_rot / 2;
-    if (model_layer_is(r->c, r->layer, MODEL_LAYER_NOPE)) return;
+    if (!rotates(r)) return;
     for (size_t t = 0; t < r->n; t++)
         for (size_t h = 0; h < heads; h++) {
             const size_t at = place_of(r, t);
@@ -386,11 +415,27 @@ static void rotate(const struct ref *r, double *x, size_t heads)
         }
 }
 
+/* Whether token t sees token j in a layer that is local. */
+static bool is_near(const struct ref *r, size_t t, size_t j)
+{
+    const size_t at = place_of(r, t), key = place_of(r, j);
+    if (r->c->chunk) return at / r->c->chunk == key / r->c->chunk;
+    return !r->c->window || at - key < r->c->window;
+}
+
+/* What the query of token t is multiplied by. */
+static double temperature(const struct ref *r, size_t t)
+{
+    const double every = (double)r->c->temp_floor;
+    if (!(every > 0) || rotates(r)) return 1;
+    return 1 + (double)r->c->temp_scale * log(1 + floor((double)(place_of(r, t) + 1) / every));
+}
+
 static void attend(const struct ref *r, const struct ref_opts *o, unsigned l, const double *q,
                    double *out)
 {
     const size_t H = r->c->H, G = r->c->G, K = r->c->K;
-    const size_t window = model_layer_is(r->c, l, MODEL_LAYER_LOCAL) ? r->c->window : 0;
+    const bool local = model_layer_is(r->c, l, MODEL_LAYER_LOCAL);
     const double cap = (double)r->c->attn_cap;
     double *p = mem_alloc(r->n * sizeof(*p));
     float *sinks = model_has(r->m, MODEL_SINKS, l) ? weight(r->m, MODEL_SINKS, l) : NULL;
@@ -403,9 +448,9 @@ static void attend(const struct ref *r, const struct ref_opts *o, unsigned l, co
                 p[j] = 0;
                 for (size_t i = 0; i < K; i++)
                     p[j] += q[(t * H + h) * K + i] * r->k[(j * G + g) * K + i];
-                p[j] *= (double)r->c->attn_scale;
+                p[j] *= (double)r->c->attn_scale * temperature(r, t);
                 if (cap > 0) p[j] = cap * tanh(p[j] / cap);
-                if (window && place_of(r, t) - place_of(r, j) >= window) p[j] = -INFINITY;
+                if (local && !is_near(r, t, j)) p[j] = -INFINITY;
                 if (j >= r->gap0 && j < r->gap0 + r->gap) p[j] = -INFINITY;
                 if (o->anchor && !o->anchor[j] && l > 0 && l < o->lo) p[j] = -INFINITY;
                 max = fmax(max, p[j]);
@@ -433,6 +478,7 @@ static void keys(struct ref *r, const struct ref_opts *o, unsigned l, const doub
     mul(r, MODEL_K, MODEL_K_BIAS, l, h, r->n, r->k, false);
     mul(r, MODEL_V, MODEL_V_BIAS, l, h, r->n, r->v, false);
     head_norms(r, MODEL_K_NORM, l, r->k, r->c->G);
+    unit_heads(r, r->k, r->c->G); /* before the rotation, which changes no length: as it is kept */
     if (o->k_out) memcpy(o->k_out + l * r->n * GK, r->k, r->n * GK * sizeof(double));
     if (o->v_out) memcpy(o->v_out + l * r->n * GK, r->v, r->n * GK * sizeof(double));
     for (size_t t = 0; o->stored && t < r->n; t++) {
@@ -508,7 +554,7 @@ static void mixture(const struct ref *r, unsigned l, const double *h, double *x)
     ASSERT_TRUE(e->n <= 16);
     mul(r, MODEL_ROUTER, MODEL_ROUTER_BIAS, l, h, 1, p, false);
     for (unsigned i = 0; i < e->n; i++)
-        sum += p[i] = exp(p[i]);
+        sum += p[i] = exp(p[i]); /* of scales_input: the odds, whose share of 1 is the sigmoid */
     bool taken[16] = {false};
     for (unsigned j = 0; j < e->used; j++) {
         unsigned best = e->n;
@@ -517,9 +563,20 @@ static void mixture(const struct ref *r, unsigned l, const double *h, double *x)
         taken[best] = true;
         chosen += p[best];
     }
-    for (unsigned i = 0; i < e->n; i++)
+    for (unsigned i = 0; i < e->n && !e->scales_input; i++)
         if (taken[i]) expert(r, l, one, i, e->F, h, p[i] / (e->renorm ? chosen : sum), x);
+    for (unsigned i = 0; i < e->n && e->scales_input; i++) {
+        double in[64];
+        ASSERT_TRUE(r->c->D <= 64);
+        for (size_t d = 0; d < r->c->D; d++)
+            in[d] = h[d] * p[i] / (1 + p[i]);
+        if (taken[i]) expert(r, l, one, i, e->F, in, 1, x);
+    }
     if (e->shared_F == 0) return;
+    if (e->scales_input) {
+        expert(r, l, shared, 0, e->shared_F, h, 1, x);
+        return;
+    }
     mul(r, MODEL_SHARED_ROUTER, MODEL_W_COUNT, l, h, 1, &open, false);
     expert(r, l, shared, 0, e->shared_F, h, 1 / (1 + exp(-open)), x);
 }
@@ -527,8 +584,9 @@ static void mixture(const struct ref *r, unsigned l, const double *h, double *x)
 /* h [n, D] to y. */
 static void feed_forward(const struct ref *r, unsigned l, const double *h, double *y)
 {
-    const size_t F = r->c->F, D = r->c->D, n = r->n;
-    if (r->c->experts.n) {
+    const struct model_experts *e = &r->c->experts;
+    const size_t F = e->n ? e->dense_F : r->c->F, D = r->c->D, n = r->n;
+    if (e->n && !model_layer_is(r->c, l, MODEL_LAYER_DENSE)) {
         memset(y, 0, n * D * sizeof(*y));
         for (size_t t = 0; t < n; t++)
             mixture(r, l, h + t * D, y + t * D);
@@ -558,6 +616,7 @@ static void layer(struct ref *r, const struct ref_opts *o, unsigned l)
     mul(r, MODEL_Q, MODEL_Q_BIAS, l, h, n, q, false);
     head_norms(r, MODEL_Q_NORM, l, q, r->c->H);
     rotate(r, q, r->c->H);
+    unit_heads(r, q, r->c->H);
     attend(r, o, l, q, a);
     mul(r, MODEL_O, MODEL_O_BIAS, l, a, n, y, false);
     maybe_norm(r, MODEL_POST_ATTN, MODEL_W_COUNT, l, y, y);

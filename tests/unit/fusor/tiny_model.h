@@ -13,8 +13,11 @@ struct tiny_opts {
     bool qkv_bias, o_bias, qk_norm;
     double yarn;                              /* > 1: YaRN with this factor */
     unsigned window, local_every, nope_every; /* as of struct model_arch */
-    unsigned n_rot;                           /* 0: all of K */
-    double local_base;                        /* 0: as the others */
+    unsigned chunk;                           /* of local layers, instead of a window */
+    float temp_floor, temp_scale;             /* as of struct model_cfg, as the next */
+    bool qk_unit;
+    unsigned n_rot;    /* 0: all of K */
+    double local_base; /* 0: as the others */
     enum model_norms norms;
     bool gelu, qk_norm_wide, layernorm, clamped, sinks;  /* clamped: KN_SILU_CLAMPED, else gelu or
                                                            SiLU */
