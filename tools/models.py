@@ -28,7 +28,7 @@ FAMILIES = {
     "olmo2": ("OLMo 2", "olmo2"),
     "glm4": ("GLM-4-0414", "tool-glm4"),
     "gpt-oss": ("gpt-oss 20B, 120B", ""),
-    "llama4": ("Llama 4 Scout, Maverick (text)", ""),
+    "llama4": ("Llama 4 Scout, Maverick (text)", "tool-llama4"),
     "stablelm": ("StableLM 3B, Zephyr 3B, 2 1.6B", "zephyr chatml"),
     "mixtral": ("Mixtral", "mistral-v1"),
     "qwen2moe": ("Qwen1.5-MoE, Qwen2-57B-A14B", "qwen2"),

@@ -142,7 +142,7 @@ void tok_mark_eog(struct tok *t)
     static const char *const names[] = {
         "<|eot_id|>",      "<|eom_id|>",      "<|im_end|>",    "<|endoftext|>",
         "<|end_of_text|>", "<|end_of_turn|>", "<end_of_turn>", "<|eot|>",
-        "<EOT>",           "<|return|>",      "<|call|>",
+        "<|eom|>",         "<EOT>",           "<|return|>",    "<|call|>",
     };
     bool messages = false;
     for (size_t i = 0; i < t->n_vocab; i++) {

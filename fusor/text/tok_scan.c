@@ -259,6 +259,7 @@ static const struct {
     {"stablelm2", TOK_PRE_QWEN2},
     {"tekken", TOK_PRE_TEKKEN},
     {"gpt-4o", TOK_PRE_O200K},
+    {"llama4", TOK_PRE_O200K},
     /* Split patterns of tokenizer.json */
     {"'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
      TOK_PRE_GPT2},

@@ -99,6 +99,8 @@ static const struct known {
       .open = "<function=",
       .close = "</function>",
       .after_name = ">"}},
+    {{"\"parameters\": ", "ipython", "<|python_start|>"}, /* whose end is no text */
+     {.name = "llama4", .args = "parameters", .open = "<|python_start|>", .bare = true}},
     {{"\"parameters\": ", "ipython"},
      {.name = "llama3", .args = "parameters", .open = "<|python_tag|>", .bare = true}},
 };

@@ -1,6 +1,7 @@
 #include "base/buf.h"
 #include "base/mem.h"
 #include "fusor/text/tok_int.h"
+#include "fusor/text/tok_load.h"
 #include "fusor/text/unicode.h"
 #include "tests/test.h"
 
@@ -644,6 +645,21 @@ TEST(pre_token_rules)
     check_cuts(TOK_PRE_SPM_EACH, "a| | b| c| | | ");
 }
 
+TEST(pre_token_rules_by_name)
+{
+    static const struct {
+        const char *name;
+        enum tok_pre pre;
+    } named[] = {
+        {"llama-bpe", TOK_PRE_LLAMA3}, {"llama4", TOK_PRE_O200K}, {"gpt-4o", TOK_PRE_O200K}};
+    enum tok_pre pre = TOK_PRE_GPT2;
+    for (size_t i = 0; i < sizeof named / sizeof *named; i++) {
+        ASSERT_EQ(tok_pre_parse(named[i].name, &pre), 1);
+        ASSERT_EQ(pre, named[i].pre);
+    }
+    ASSERT_EQ(tok_pre_parse("llama5", &pre), 0);
+}
+
 TEST(llama_bpe_and_qwen2_expected_ids)
 {
     static const char *const names[] = {"llama-bpe", "qwen2"};
@@ -812,6 +828,23 @@ TEST(what_ends_a_message_may_not_end_the_answer)
         ASSERT_EQ(tok_is_eog(t, 1100), !messages);
         tok_close(t);
     }
+    mem_free(json);
+    drop_dir(dir);
+}
+
+/* Llama 4 ends a message of calls with `<|eom|>`. */
+TEST(a_message_of_calls_ends_the_answer)
+{
+    char dir[] = "/tmp/kvblend-tok-XXXXXX";
+    size_t len;
+    struct tok *t = NULL;
+    char *json = slurp(test_data("tokenizers/hf/o200k/tokenizer.json"), &len);
+    ASSERT_TRUE(json && mkdtemp(dir) != NULL);
+    rename_all(json, "\"<extra>\"", "\"<|eom|>\"");
+    write_file(dir, "tokenizer.json", json, len);
+    ASSERT_OK(tok_open_path(dir, &t, NULL));
+    ASSERT_TRUE(tok_is_eog(t, 3));
+    tok_close(t);
     mem_free(json);
     drop_dir(dir);
 }
