@@ -193,7 +193,8 @@ void kit_open(struct kit *k, const struct tiny_opts *o, uint64_t kv_tokens)
         mixed.experts = (struct model_experts){
             8, 1 + (o->nope_every > 0), 20, 12, .scales_input = true, .every = 2, .dense_F = 44};
         mixed.window = 0, mixed.chunk = o->window ? o->window : 100;
-        mixed.local_every = mixed.nope_every = o->local_every ? o->local_every : 4;
+        mixed.local_every = o->local_every ? o->local_every : 4;
+        mixed.nope_every = o->L == 2 ? 4 : 2; /* one below the asked layer; some rotate */
         mixed.temp_floor = 16, mixed.temp_scale = 0.5f;
         mixed.qk_unit = !o->qk_norm && !o->qk_norm_wide && !(o->yarn > 1);
     } else if (experts) { /* the same with experts, one of them shared */

@@ -530,15 +530,24 @@ TEST(recorded_steps_give_the_same_bits)
 }
 
 /* By name, before a weight is loaded. */
-TEST(a_mixture_of_experts_is_refused)
+TEST(what_a_gpu_does_not_do_is_refused)
 {
-    const struct tiny_opts o = {.experts = {4, 2, 16}};
+    static const struct {
+        struct tiny_opts o;
+        const char *why;
+    } cases[] = {
+        {{.experts = {4, 2, 16}}, "mixtures of experts do not run on "},
+        {{.chunk = 24}, "attention in chunks or with a temperature does not run on "},
+        {{.nope_every = 2, .temp_floor = 16, .temp_scale = 1}, "or with a temperature does not"},
+    };
     const struct fus_core_opts co = {.dev = {.device = "hostcuda"}};
-    struct model *m = NULL;
-    struct fus_core *c = NULL;
-    struct err err = {0};
-    ASSERT_OK(tiny_model_create(&o, &m));
-    ASSERT_ERR(fus_core_create(m, &co, &c, &err), -ENOTSUP);
-    ASSERT_TRUE(strstr(err.msg, "mixtures of experts do not run on ") != NULL);
-    model_close(m);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct model *m = NULL;
+        struct fus_core *c = NULL;
+        struct err err = {0};
+        ASSERT_OK(tiny_model_create(&cases[i].o, &m));
+        ASSERT_ERR(fus_core_create(m, &co, &c, &err), -ENOTSUP);
+        ASSERT_TRUE(strstr(err.msg, cases[i].why) != NULL);
+        model_close(m);
+    }
 }
