@@ -167,7 +167,7 @@ static int check_rope(const struct model_rope *r, struct err *err)
     if (r->type >= ROPE_LLAMA3 && !has_ctx)
         return err_set(err, -EBADMSG, "rope scaling has no valid original context length");
     if (r->type == ROPE_LLAMA3 &&
-        !(r->low_freq_factor > 0 && r->high_freq_factor > r->low_freq_factor))
+        !(r->low_freq_factor > 0 && r->high_freq_factor >= r->low_freq_factor))
         return err_set(err, -EBADMSG, "llama3 rope scaling has damaged frequency factors");
     if (r->type == ROPE_YARN && !(r->beta_slow > 0 && r->beta_fast >= r->beta_slow &&
                                   r->attn_factor >= 0 && r->attn_factor < 1e3))

@@ -429,6 +429,8 @@ static int read_experts(struct reader *d, struct model *m, json_t *j)
     if (d->r < 0) return d->r;
     if (!a->width)
         return e->n ? err_set(d->err, -ENOTSUP, "is a mixture of experts (\"%s\")", key) : 0;
+    if (e->n == 0 && a->dense_width && given(j, "num_local_experts"))
+        return err_set(d->err, -ENOTSUP, "has no experts (\"num_local_experts\")");
     if (e->n == 0) return err_set(d->err, -EBADMSG, "\"num_experts\" is missing");
     e->used = count(d, j, "num_experts_per_tok", -1);
     e->F = count(d, j, a->width, -1);

@@ -20,6 +20,7 @@ static float llama3_freq(const struct model_rope *r, float f)
     float wavelen = two_pi / f;
     if (wavelen > (float)(r->orig_ctx / r->low_freq_factor)) return f / factor;
     if (wavelen < (float)(r->orig_ctx / r->high_freq_factor)) return f;
+    if (r->high_freq_factor == r->low_freq_factor) return f; /* there is nothing between them */
     float smooth = (orig / wavelen - low) / (float)(r->high_freq_factor - r->low_freq_factor);
     return (1 - smooth) * f / factor + smooth * f;
 }

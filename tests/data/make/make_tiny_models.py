@@ -27,6 +27,7 @@ BASE = dict(vocab_size=128, num_hidden_layers=3, max_position_embeddings=2048, r
             hidden_act="silu", bos_token_id=1, eos_token_id=2, tie_word_embeddings=False)
 LLAMA3 = dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0,
               high_freq_factor=4.0, original_max_position_embeddings=64)
+SCOUT = {**LLAMA3, "factor": 16.0, "high_freq_factor": 1.0}  # a step without a ramp, as Llama 4 Scout has it
 
 def longrope(n, original):
     return dict(rope_type="longrope", rope_theta=10000.0, original_max_position_embeddings=original,
@@ -184,7 +185,7 @@ MODELS = {
                                   rope_parameters=dict(rope_type="default", rope_theta=10000.0)),
               dict()),
     "gpt-oss": ("GptOssConfig", gpt_oss(64), dict(bf16=True)),
-    "llama4": ("Llama4TextConfig", llama4(rope_parameters=LLAMA3), dict(nested=True, seed=2)),
+    "llama4": ("Llama4TextConfig", llama4(rope_parameters=SCOUT), dict(nested=True)),
     "llama4-dense": ("Llama4TextConfig", llama4(interleave_moe_layer_step=2, use_qk_norm=False,
                                                 no_rope_layer_interval=3),
                      dict(bf16=True, classic=True)),
