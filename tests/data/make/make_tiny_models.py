@@ -45,10 +45,10 @@ def gpt_oss(original):
 
 def llama4(**more):
     # Prompt and answer of make_golden.py cross borders of chunks, and temperatures change in them.
-    return dict(hidden_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
-                intermediate_size=24, intermediate_size_mlp=40, num_local_experts=4,
-                num_experts_per_tok=1, attention_chunk_size=24, floor_scale=16, attn_scale=0.6,
-                pad_token_id=0, num_hidden_layers=5, **more)
+    return {**dict(hidden_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+                   intermediate_size=24, intermediate_size_mlp=40, num_local_experts=4,
+                   num_experts_per_tok=1, attention_chunk_size=24, floor_scale=16, attn_scale=0.6,
+                   pad_token_id=0, num_hidden_layers=5), **more}
 
 
 GELU = dict(hidden_act="gelu_pytorch_tanh", hidden_activation="gelu_pytorch_tanh")
@@ -186,8 +186,9 @@ MODELS = {
               dict()),
     "gpt-oss": ("GptOssConfig", gpt_oss(64), dict(bf16=True)),
     "llama4": ("Llama4TextConfig", llama4(rope_parameters=SCOUT), dict(nested=True)),
+    # GGUF knows by the 128 experts that there is no norm of Q and K.
     "llama4-dense": ("Llama4TextConfig", llama4(interleave_moe_layer_step=2, use_qk_norm=False,
-                                                no_rope_layer_interval=3),
+                                                num_local_experts=128, intermediate_size=2),
                      dict(bf16=True, classic=True)),
     "gpt-oss-mxfp4": ("GptOssConfig", gpt_oss(128), dict(classic=True, bf16=True, mxfp4=True)),
 }
@@ -196,7 +197,7 @@ GGUF = [("llama3", "Q8_0"), ("llama-linear", "F32"), ("qwen2", "F32"), ("qwen3",
         ("phi3-long", "F32"), ("granite", "F32"), ("smollm3", "F32"), ("olmo2", "F32"),
         ("glm4", "F32"), ("stablelm", "F32"), ("mixtral", "MXFP4"), ("qwen3moe", "F32"),
         ("qwen2moe", "F32"), ("olmoe", "F32"), ("gpt-oss", "F32"), ("gpt-oss-mxfp4", "MXFP4"),
-        ("llama4", "F32")]
+        ("llama4", "F32"), ("llama4-dense", "F32")]
 
 
 def randomize(model, seed, less_one=False):

@@ -339,6 +339,11 @@ TEST(llama4_with_dense_layers)
     check_mixture("llama4-dense", "llama4-dense");
 }
 
+TEST(llama4_with_dense_layers_gguf)
+{
+    check_mixture("llama4-dense.F32.gguf", "llama4-dense");
+}
+
 TEST(smollm2_135m)
 {
     static const char kind[] = ".Q4_1.gguf";

@@ -226,6 +226,7 @@ TEST(gguf_twins_hold_the_same_weights)
     same_weights("olmoe", "olmoe.F32.gguf");
     same_weights("gpt-oss", "gpt-oss.F32.gguf"); /* columns of gate and up in turns */
     same_weights("gpt-oss-mxfp4", "gpt-oss-mxfp4.MXFP4.gguf");
+    same_weights("llama4-dense", "llama4-dense.F32.gguf");
     same_weights("llama4", "llama4.F32.gguf"); /* columns, gates before ups, in another model */
 }
 
@@ -442,7 +443,8 @@ TEST(llama4)
         bool unit;
     } cases[] = {{"llama4", "golden/llama4.json", "lllnl", ".....", true},
                  {"llama4.F32.gguf", "golden/llama4.json", "lllnl", ".....", true},
-                 {"llama4-dense", "golden/llama4-dense.json", "llnll", "d.d.d", false}};
+                 {"llama4-dense", "golden/llama4-dense.json", "lllnl", "d.d.d", false},
+                 {"llama4-dense.F32.gguf", "golden/llama4-dense.json", "lllnl", "d.d.d", false}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct model *m = open_model(cases[i].name);
         const struct model_cfg *c = model_config(m);
@@ -457,7 +459,7 @@ TEST(llama4)
         ASSERT_EQ(c->qk_unit, cases[i].unit);
         ASSERT_TRUE(c->experts.scales_input && !c->qk_norm && !c->tied && !c->qkv_bias);
         ASSERT_EQ(c->experts.dense_F, strchr(cases[i].dense, 'd') ? 40 : 0);
-        ASSERT_EQ(c->F, 48); /* one expert and the shared one */
+        ASSERT_EQ(c->F, i < 2 ? 48 : 40); /* one expert and the shared one, or a dense layer's */
         for (unsigned l = 0; l < c->L; l++) {
             const bool dense = cases[i].dense[l] == 'd';
             ASSERT_EQ(model_layer_is(c, l, MODEL_LAYER_LOCAL), cases[i].layers[l] == 'l');
@@ -539,6 +541,20 @@ static int open_patched(const char *model, const char *patch, struct model **ret
     int r = model_open(f.dir, ret, err);
     folder_fini(&f);
     return r;
+}
+
+/* Without their types, layers have chunks where they rotate. */
+TEST(llama4_layers_by_their_rotation)
+{
+    struct model *m;
+    ASSERT_OK(open_patched("llama4-dense", "{\"layer_types\":null,\"no_rope_layers\":[1,0,1,1,0]}",
+                           &m, NULL));
+    for (unsigned l = 0; l < 5; l++) {
+        const bool still = l == 1 || l == 4;
+        ASSERT_EQ(model_layer_is(model_config(m), l, MODEL_LAYER_NOPE), still);
+        ASSERT_EQ(model_layer_is(model_config(m), l, MODEL_LAYER_LOCAL), !still);
+    }
+    model_close(m);
 }
 
 static const struct {
@@ -690,9 +706,10 @@ static const struct {
     {"llama4-dense", "{\"no_rope_layers\":[1,0]}", -EBADMSG, "no list of 5 entries"},
     {"llama4-dense", "{\"no_rope_layers\":0}", -EBADMSG, "no list of 5 entries"},
     {"llama4-dense", "{\"num_local_experts\":0}", -ENOTSUP, "has no experts"},
-    {"llama4-dense", "{\"num_local_experts\":5}", -EBADMSG, "has shape [4, 32], expected [5, 32]"},
-    {"llama4-dense", "{\"num_experts_per_tok\":5}", -EBADMSG,
-     "5 experts of a token are outside 1…4"},
+    {"llama4-dense", "{\"num_local_experts\":5}", -EBADMSG,
+     "has shape [128, 32], expected [5, 32]"},
+    {"llama4-dense", "{\"num_experts_per_tok\":129}", -EBADMSG,
+     "129 experts of a token are outside 1…128"},
     {"llama4-dense", "{\"intermediate_size\":12}", -EBADMSG, "expected [12, 32]"},
     {"llama4-dense", "{\"intermediate_size_mlp\":null}", -EBADMSG, "is missing"},
     {"llama4-dense", "{\"intermediate_size_mlp\":0}", -EBADMSG, "feed-forward size of 0"},
