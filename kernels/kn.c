@@ -151,9 +151,7 @@ int kn_mat_create_full(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret
 
 int kn_mat_create_f32(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat)
 {
-    const struct kn_mat_ops *ops = dev_ops(d)->mat;
-    if (n == 0 || k == 0) return -EINVAL;
-    return ops->create_f32 ? ops->create_f32(d, n, k, ret_mat) : -ENOTSUP;
+    return n && k ? dev_ops(d)->mat->create_f32(d, n, k, ret_mat) : -EINVAL;
 }
 
 size_t kn_mat_bytes(const struct kn_mat *w)
@@ -368,10 +366,8 @@ int kn_rmsnorm_heads(struct kn_stream *st, float *x, size_t ldx, size_t m, size_
 int kn_glu(struct kn_stream *st, enum kn_act act, const float *gate_up, size_t ldg, size_t m,
            size_t F, float *out, size_t ldo)
 {
-    const struct kn_row_ops *row = stream_ops(st)->row;
     if (ldg < 2 * F || ldo < F) return -EINVAL;
-    if (act >= KN_GELU && !row->gelu) return -ENOTSUP;
-    return m && F ? row->glu(st, act, gate_up, ldg, m, F, out, ldo) : 0;
+    return m && F ? stream_ops(st)->row->glu(st, act, gate_up, ldg, m, F, out, ldo) : 0;
 }
 
 int kn_softcap(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t n, float cap)
@@ -493,12 +489,25 @@ int kn_top(struct kn_stream *st, const float *score, const int32_t *idx, size_t 
     return k ? stream_ops(st)->row->top(st, score, idx, n, k, ret) : 0;
 }
 
+/* The first expert stands for all. */
+static bool moe_fits(const struct kn_moe *e, size_t m)
+{
+    const bool shared = e->shared_down, weighed = shared && !e->scales_input;
+    if (e->n == 0 || e->n > KN_EXPERTS_MAX || e->used == 0 || e->used > e->n) return false;
+    if (m > UINT32_MAX / e->used || shared != (e->shared_gate_up != NULL)) return false;
+    const struct kn_mat_head *router = mat_head(e->router), *up = mat_head(e->gate_up[0]),
+                             *down = mat_head(e->down[0]);
+    if (router->n != e->n + (size_t)weighed || up->k != router->k) return false;
+    if (up->n != 2 * down->k || down->n != router->k) return false;
+    if (!shared) return true;
+    up = mat_head(e->shared_gate_up), down = mat_head(e->shared_down);
+    return !e->router_bias && !e->gate_up_bias && !e->down_bias && up->n == 2 * down->k &&
+           up->k == router->k && down->n == router->k;
+}
+
 int kn_moe(struct kn_stream *st, const struct kn_moe *e, const float *h, size_t m, float *x,
            bool accumulate)
 {
-    const struct kn_row_ops *ops = stream_ops(st)->row;
-    if (e->n == 0 || e->n > KN_EXPERTS_MAX || e->used == 0 || e->used > e->n) return -EINVAL;
-    if (!e->shared_gate_up != !e->shared_down) return -EINVAL;
-    if (!ops->moe) return -ENOTSUP;
-    return m ? ops->moe(st, e, h, m, x, accumulate) : 0;
+    if (!moe_fits(e, m)) return -EINVAL;
+    return m ? stream_ops(st)->row->moe(st, e, h, m, x, accumulate) : 0;
 }

@@ -96,7 +96,6 @@ struct kn_info {
     unsigned n_threads;
     bool is_host;                           /* all memory is plain memory */
     bool gemm_invariant;                    /* see above: determinism */
-    bool has_moe;                           /* kn_moe() */
     size_t kv_value_bytes;                  /* of a value in a page */
     size_t wide_rows_max;                   /* up to here kn_wide() is the better choice */
     struct kn_gemm_rate rate[KN_RATES_MAX]; /* what the tuning measured */
@@ -152,8 +151,7 @@ void kn_unstage(struct kn_dev *d, uint64_t turn);
 int kn_mat_create(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat);
 /* Never in 8 bits: the embeddings and the head, whose errors nothing behind them averages out. */
 int kn_mat_create_full(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat);
-/* In f32, whatever the arithmetic: routers, whose near ties are not for rounding to decide.
- * -ENOTSUP: !has_moe. */
+/* In f32, whatever the arithmetic: routers, whose near ties are not for rounding to decide. */
 int kn_mat_create_f32(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat);
 int kn_mat_fill(struct kn_mat *w, size_t row0, size_t n_rows, const float *rows /* [n_rows, k] */);
 /* The same with random rows, for benches: value i counted from row0 is rng_field_at()'s, on every
@@ -277,8 +275,7 @@ int kn_layernorm(struct kn_stream *st, const float *x, size_t ldx, size_t m, siz
 /* x [m, n] in place: x * Phi(x), the standard normal's distribution function (GELU by erf). On the
  * CPU; elsewhere -ENOTSUP. */
 int kn_gelu(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t n);
-/* gate_up [m, 2F] (gate first) -> out [m, F] = act(gate) * up; KN_GELU and what is behind it on the
- * CPU alone. */
+/* gate_up [m, 2F] (gate first) -> out [m, F] = act(gate) * up. */
 int kn_glu(struct kn_stream *st, enum kn_act act, const float *gate_up, size_t ldg, size_t m,
            size_t F, float *out, size_t ldo);
 /* x [m, n], stride ldx, in place: cap * tanh(x / cap), cap > 0. */
@@ -290,7 +287,7 @@ int kn_softcap(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t n, f
  * largest alone. The shared expert, if there is one, is every row's, times the sigmoid of the
  * router's last row; it has no biases. A row's sum goes by the
  * experts' numbers, so its bits are its own. h, x: [m, D] without gaps; scratch is used*m rows of
- * 2*D + 3*F floats. -EINVAL: shapes; -ENOTSUP where !has_moe. */
+ * 2*D + 3*F floats. With weights of 8 bits a GPU rounds experts' rows to bf16. -EINVAL: shapes. */
 enum { KN_EXPERTS_MAX = 1024 }; /* chosen: twice of what published models have */
 struct kn_moe {
     struct kn_mat *router;                       /* [n, D] of kn_mat_create_f32(); shared: n + 1 */

@@ -28,7 +28,7 @@ struct kn_mat_ops {
     typeof(kn_mat_destroy) *destroy;
     typeof(kn_mat_create_coded) *create_coded; /* NULL on a GPU, with the next: -ENOTSUP */
     typeof(kn_mat_fill_codes) *fill_codes;
-    typeof(kn_mat_create_f32) *create_f32; /* NULL on a GPU: -ENOTSUP */
+    typeof(kn_mat_create_f32) *create_f32;
 };
 
 struct kn_run_ops {
@@ -56,7 +56,7 @@ struct kn_row_ops {
     typeof(kn_edit) *edit;
     typeof(kn_draw) *draw;
     typeof(kn_top) *top;
-    typeof(kn_moe) *moe; /* NULL on a GPU: -ENOTSUP */
+    typeof(kn_moe) *moe;
 };
 
 /* What only a GPU has. The CPU has none of it: see what kn.c does instead at each. */

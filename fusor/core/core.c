@@ -595,8 +595,8 @@ int fus_core_create(const struct model *m, const struct fus_core_opts *o, struct
     int r = check_config(&c->cfg, err);
     if (r < 0) goto fail;
     r = open_device(c, &o->dev, err);
-    if (r == 0 && c->cfg.experts.n && !kn_info(c->dev)->has_moe)
-        r = err_set(err, -ENOTSUP, "mixtures of experts do not run on %s: use --device cpu",
+    if (r == 0 && c->cfg.sinks && !kn_info(c->dev)->is_host)
+        r = err_set(err, -ENOTSUP, "attention sinks do not run on %s: use --device cpu",
                     kn_info(c->dev)->device);
     if (r == 0 && (c->cfg.chunk || c->cfg.temp_floor > 0) && !kn_info(c->dev)->is_host)
         r = err_set(err, -ENOTSUP,

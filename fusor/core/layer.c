@@ -328,19 +328,19 @@ static int block_mixture(struct kn_stream *st, void *arg, size_t row, size_t m)
     return mixture(st, p->core, p->layer, p->x + (s->row0 + row) * p->core->cfg.D, m);
 }
 
-/* Two sections: rows differ in attention and are equal behind it, so each gets the cut that suits
- * it (see kn_rows). Only the second is waited for. */
+/* Sections: rows differ in attention and are equal behind it, so each gets the cut that suits it
+ * (see kn_rows); a mixture is a section of its own. Only the last is waited for. */
 int fus_phase_b(struct fus_phase *p, size_t row0, size_t m)
 {
     ASSERT(row0 + m <= p->n);
     struct slice s = {p, row0};
+    const bool mixes = p->core->layer[p->layer].moe.router && !p->attn_only;
     kn_defer(p->core->dev, !p->attn_only);
     int r = run_rows(p, m, kn_rows_uneven, block_attend, &s);
+    kn_defer(p->core->dev, mixes);
+    if (r == 0 && !p->attn_only) r = run_rows(p, m, kn_rows, block_rest, &s);
     kn_defer(p->core->dev, false);
-    if (r < 0 || p->attn_only) return r;
-    r = run_rows(p, m, kn_rows, block_rest, &s);
-    if (r < 0 || m == 0 || !p->core->layer[p->layer].moe.router) return r;
-    return kn_wide(p->core->dev, m, p->cancel, block_mixture, &s);
+    return r < 0 || !mixes ? r : kn_wide(p->core->dev, m, p->cancel, block_mixture, &s);
 }
 
 /* A step of about 8 GFLOP (chosen: some 40 ms on two AVX-512 cores) lets queued work be cancelled

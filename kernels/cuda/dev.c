@@ -11,6 +11,7 @@
 #include "base/mem.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/mem.h"
+#include "kernels/cuda/moe.h"
 #include "kernels/cuda/replay.h"
 #include "kernels/cuda/rows.h"
 #include "kernels/cuda/stage.h"
@@ -24,6 +25,7 @@ enum {
     SLOT_OPERAND,          /* rows rounded for a product */
     SLOT_ROWS,             /* a gather in place */
     SLOT_PRODUCT,          /* sums that are scaled behind a product */
+    SLOT_MOE,              /* all that a mixture of experts works with */
     SLOTS_ALL
 };
 
@@ -86,6 +88,9 @@ struct kn_mat { /* as struct kn_mat_head */
     struct kn_mat *of; /* not NULL: rows of this one, from row0 on */
     size_t row0;
     bool ready;
+    /* Of a router: where its experts' weights are, [n], for kernels, and what they last were told;
+     * NULL before its first mixture. */
+    struct cu_expert *experts, *told;
 };
 
 int kn_cuda_create(const struct kn_dev_opts *o, const char *kind, int index,
@@ -346,6 +351,11 @@ static int mat_create_full(struct kn_dev *d, size_t n, size_t k, struct kn_mat *
     return create_mat(d, d->bf16 ? CU_BF16 : CU_F32, n, k, ret_mat);
 }
 
+static int mat_create_f32(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat)
+{
+    return create_mat(d, CU_F32, n, k, ret_mat);
+}
+
 static struct cu_side side_of(const struct kn_mat *w)
 {
     const size_t n = w->of ? w->of->n : w->n;
@@ -452,6 +462,8 @@ static size_t mat_bytes(const struct kn_mat *w)
 static void mat_destroy(struct kn_mat *w)
 {
     if (!w->of) free_block(w->dev, w->block);
+    if (w->experts) free_block(w->dev, w->experts);
+    mem_free(w->told);
     mem_free(w);
 }
 
@@ -838,6 +850,97 @@ static int top(struct kn_stream *st, const float *score, const int32_t *idx, siz
     return cu_topk(st->dev->cu, score, idx, n, k, ret);
 }
 
+/* Of an expert that no row goes to there may be none. */
+static bool is_expert(const struct kn_mat *w, size_t n, size_t k, enum cu_type t)
+{
+    return !w || (w->ready && w->n == n && w->k == k && w->type == t);
+}
+
+static struct cu_side side_or_none(const struct kn_mat *w)
+{
+    return w ? side_of(w) : (struct cu_side){0};
+}
+
+static struct cu_expert expert_of(const struct kn_moe *e, unsigned i)
+{
+    return (struct cu_expert){side_or_none(e->gate_up[i]), side_or_none(e->down[i])};
+}
+
+/* Kernels find the experts' weights in a table that the router keeps: written when it is first
+ * used, and again when they are others. A recording cannot, and the run before it has. */
+static int tell_experts(const struct kn_moe *e, const struct cu_moe *g)
+{
+    struct kn_mat *router = e->router;
+    struct kn_dev *d = router->dev;
+    const size_t room = router->n * sizeof(struct cu_expert);
+    bool same = router->experts != NULL;
+    if (!router->told && !(router->told = mem_zalloc(room))) return -ENOMEM;
+    for (unsigned i = 0; i < e->n; i++) {
+        const struct cu_expert now = expert_of(e, i), *told = &router->told[i];
+        if (!is_expert(e->gate_up[i], 2 * g->F, g->D, g->type)) return -EINVAL;
+        if (!is_expert(e->down[i], g->D, g->F, g->type)) return -EINVAL;
+        same = same && now.gate_up.data == told->gate_up.data && now.down.data == told->down.data;
+    }
+    if (same) return 0;
+    if (d->replay.recording) return -ENOMEM;
+    if (!router->experts && !(router->experts = alloc_block(d, KN_MEM_DEVICE, room)))
+        return -ENOMEM;
+    for (unsigned i = 0; i < e->n; i++)
+        router->told[i] = expert_of(e, i);
+    return cu_copy(d->cu, router->experts, router->told, e->n * sizeof(struct cu_expert));
+}
+
+/* To g->shared, [m, D]. */
+static int shared_expert(struct kn_stream *st, const struct kn_moe *e, const struct cu_moe *g)
+{
+    const size_t F = g->shared_F;
+    const struct kn_gemm_args up = {
+        .a = g->h, .lda = g->D, .m = g->m, .w = e->shared_gate_up, .c = g->shared_gu, .ldc = 2 * F};
+    const struct kn_gemm_args down = {
+        .a = g->shared_act, .lda = F, .m = g->m, .w = e->shared_down, .c = g->shared, .ldc = g->D};
+    int r = gemm(st, &up);
+    if (r == 0) r = glu(st, e->act, g->shared_gu, 2 * F, g->m, F, g->shared_act, F);
+    return r < 0 ? r : gemm(st, &down);
+}
+
+static int moe(struct kn_stream *st, const struct kn_moe *e, const float *h, size_t m, float *x,
+               bool accumulate)
+{
+    struct kn_dev *d = st->dev;
+    const size_t n_logits = e->router->n;
+    struct cu_moe g = {.type = d->weights,
+                       .gate_up_bias = e->gate_up_bias,
+                       .down_bias = e->down_bias,
+                       .n = e->n,
+                       .used = e->used,
+                       .act = e->act,
+                       .renorm = e->renorm,
+                       .accumulate = accumulate,
+                       .m = m,
+                       .D = e->router->k,
+                       .F = e->down[0]->k,
+                       .shared_F = e->shared_down ? e->shared_down->k : 0,
+                       .h = h,
+                       .x = x};
+    if (e->scales_input) return -ENOTSUP;
+    int r = tell_experts(e, &g);
+    if (r < 0) return r;
+    g.expert = e->router->experts;
+    void *room = scratch(st, SLOT_MOE, cu_moe_place(&g, NULL));
+    if (!room) return -ENOMEM;
+    (void)cu_moe_place(&g, room);
+    const struct kn_gemm_args router = {.a = h,
+                                        .lda = g.D,
+                                        .m = m,
+                                        .w = e->router,
+                                        .bias = e->router_bias,
+                                        .c = g.logits,
+                                        .ldc = n_logits};
+    r = gemm(st, &router);
+    if (r == 0 && g.shared) r = shared_expert(st, e, &g);
+    return r < 0 ? r : cu_moe(d->cu, &g);
+}
+
 static const struct kn_dev_ops dev_ops = {.destroy = destroy,
                                           .tune = tune,
                                           .mem_alloc = alloc_block,
@@ -848,7 +951,8 @@ static const struct kn_mat_ops mat_ops = {.create = mat_create,
                                           .fill = mat_fill,
                                           .done = mat_done,
                                           .bytes = mat_bytes,
-                                          .destroy = mat_destroy};
+                                          .destroy = mat_destroy,
+                                          .create_f32 = mat_create_f32};
 static const struct kn_run_ops run_ops = {
     .rows = run_rows, .rows_uneven = run_rows, .wide = run_rows, .replay = replay};
 static const struct kn_row_ops row_ops = {
@@ -871,6 +975,7 @@ static const struct kn_row_ops row_ops = {
     .edit = edit,
     .draw = draw,
     .top = top,
+    .moe = moe,
 };
 static const struct kn_gpu_ops gpu_ops = {
     .lost = lost,

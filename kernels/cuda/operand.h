@@ -100,6 +100,22 @@ static __device__ __forceinline__ void cu_put_four(T *out, size_t i, size_t n, b
         out[i + j] = v[j];
 }
 
+/* act(gate) times up: see enum kn_act. All but GELU by erf are x / (1 + e^-z); of GELU by tanh z is
+ * 2 sqrt(2 / pi) (x + 0.044715 x^3). Bounds let NaN through. */
+static __device__ __forceinline__ float cu_activated(enum kn_act act, float x, float up)
+{
+    if (act == KN_GELU) return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f)) * up;
+    if (act == KN_SILU_CLAMPED) {
+        x = x > 7.0f ? 7.0f : x;
+        up = 1.0f + (up > 7.0f ? 7.0f : up < -7.0f ? -7.0f : up);
+    }
+    const float cubic = fmaf(x * x, 0.044715f, 1.0f);
+    const float z = act == KN_SILU           ? x
+                    : act == KN_SILU_CLAMPED ? x * 1.702f
+                                             : x * cubic * 1.5957691216057308f;
+    return x / (1.0f + expf(-z)) * up;
+}
+
 static inline bool cu_is_wide(const struct cu_rows *r)
 {
     return r->n % 4 == 0 && r->ldx % 4 == 0 && r->ldo % 4 == 0 &&

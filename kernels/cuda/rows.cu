@@ -86,7 +86,6 @@ int cu_rmsnorm_add(struct cu *c, const struct cu_rows *r, const float *weight, f
     return cu_launched(c);
 }
 
-/* Both kinds are x / (1 + e^-z): GELU's z is 2 sqrt(2 / pi) (x + 0.044715 x^3). */
 template <enum kn_act act, enum cu_type from>
 static __global__ void glu(struct cu_rows r, bool wide)
 {
@@ -96,29 +95,29 @@ static __global__ void glu(struct cu_rows r, bool wide)
     cu_put_row(r, blockIdx.x, wide, [&](size_t i) {
         cu_four q = cu_stored_four(gate, from, i, r.n, r.n, wide);
         const cu_four u = cu_stored_four(up, from, i, r.n, r.n, wide);
-        for (unsigned j = 0; j < 4; j++) {
-            const float x = q.v[j], cubic = fmaf(x * x, 0.044715f, 1.0f);
-            const float z = act == KN_SILU ? x : x * cubic * 1.5957691216057308f;
-            q.v[j] = x / (1.0f + expf(-z)) * u.v[j];
-        }
+        for (unsigned j = 0; j < 4; j++)
+            q.v[j] = cu_activated(act, q.v[j], u.v[j]);
         return q;
     });
 }
 
-template <enum cu_type from>
-static void glu_from(struct cu *c, enum kn_act act, const struct cu_rows *r)
+template <enum kn_act act>
+static int launch_glu(struct cu *c, const struct cu_rows *r, enum cu_type from)
 {
     const dim3 blocks(unsigned(r->m)), threads(cu_row_threads(r->n));
-    if (act == KN_SILU)
-        KN_LAUNCH((glu<KN_SILU, from>), blocks, threads, 0, c->stream, *r, cu_is_wide(r));
+    if (from == CU_BF16)
+        KN_LAUNCH((glu<act, CU_BF16>), blocks, threads, 0, c->stream, *r, cu_is_wide(r));
     else
-        KN_LAUNCH((glu<KN_GELU_TANH, from>), blocks, threads, 0, c->stream, *r, cu_is_wide(r));
+        KN_LAUNCH((glu<act, CU_F32>), blocks, threads, 0, c->stream, *r, cu_is_wide(r));
+    return cu_launched(c);
 }
 
 int cu_glu(struct cu *c, enum kn_act act, const struct cu_rows *r, enum cu_type from)
 {
-    from == CU_BF16 ? glu_from<CU_BF16>(c, act, r) : glu_from<CU_F32>(c, act, r);
-    return cu_launched(c);
+    return act == KN_SILU        ? launch_glu<KN_SILU>(c, r, from)
+           : act == KN_GELU_TANH ? launch_glu<KN_GELU_TANH>(c, r, from)
+           : act == KN_GELU      ? launch_glu<KN_GELU>(c, r, from)
+                                 : launch_glu<KN_SILU_CLAMPED>(c, r, from);
 }
 
 static __global__ void softcap(struct cu_rows r, float cap, bool wide)

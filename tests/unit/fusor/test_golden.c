@@ -237,10 +237,10 @@ TEST(qwen3_with_qk_norm)
     check_model("qwen3", "qwen3");
 }
 
-/* A device without mixtures refuses them. */
-static void check_mixture(const char *name, const char *golden)
+/* A device without attention sinks refuses them. */
+static void check_sinks(const char *name, const char *golden)
 {
-    if (test_device() && strcmp(test_device(), "cpu") != 0) SKIP("mixtures run on the CPU alone");
+    if (test_device() && strcmp(test_device(), "cpu") != 0) SKIP("sinks are on the CPU alone");
     check_model(name, golden);
 }
 
@@ -261,67 +261,67 @@ TEST(stablelm_3b_without_biases)
 
 TEST(mixtral)
 {
-    check_mixture("mixtral", "mixtral");
+    check_model("mixtral", "mixtral");
 }
 
 TEST(mixtral_with_a_window)
 {
-    check_mixture("mixtral-window", "mixtral-window");
+    check_model("mixtral-window", "mixtral-window");
 }
 
 TEST(mixtral_gguf_in_mxfp4)
 {
-    check_mixture("mixtral.MXFP4.gguf", "mixtral.MXFP4.gguf");
+    check_model("mixtral.MXFP4.gguf", "mixtral.MXFP4.gguf");
 }
 
 TEST(qwen3moe)
 {
-    check_mixture("qwen3moe", "qwen3moe");
+    check_model("qwen3moe", "qwen3moe");
 }
 
 TEST(qwen3moe_gguf)
 {
-    check_mixture("qwen3moe.F32.gguf", "qwen3moe");
+    check_model("qwen3moe.F32.gguf", "qwen3moe");
 }
 
 TEST(qwen2moe_with_a_shared_expert_and_fused_tensors)
 {
-    check_mixture("qwen2moe", "qwen2moe");
+    check_model("qwen2moe", "qwen2moe");
 }
 
 TEST(qwen2moe_gguf)
 {
-    check_mixture("qwen2moe.F32.gguf", "qwen2moe");
+    check_model("qwen2moe.F32.gguf", "qwen2moe");
 }
 
 TEST(olmoe_with_norms_over_all_heads)
 {
-    check_mixture("olmoe", "olmoe");
+    check_model("olmoe", "olmoe");
 }
 
 TEST(olmoe_gguf)
 {
-    check_mixture("olmoe.F32.gguf", "olmoe");
+    check_model("olmoe.F32.gguf", "olmoe");
 }
 
 TEST(gpt_oss_in_bf16)
 {
-    check_mixture("gpt-oss", "gpt-oss");
+    check_sinks("gpt-oss", "gpt-oss");
 }
 
 TEST(gpt_oss_gguf)
 {
-    check_mixture("gpt-oss.F32.gguf", "gpt-oss");
+    check_sinks("gpt-oss.F32.gguf", "gpt-oss");
 }
 
 TEST(gpt_oss_in_mxfp4)
 {
-    check_mixture("gpt-oss-mxfp4", "gpt-oss-mxfp4");
+    check_sinks("gpt-oss-mxfp4", "gpt-oss-mxfp4");
 }
 
 TEST(gpt_oss_gguf_in_mxfp4)
 {
-    check_mixture("gpt-oss-mxfp4.MXFP4.gguf", "gpt-oss-mxfp4");
+    check_sinks("gpt-oss-mxfp4.MXFP4.gguf", "gpt-oss-mxfp4");
 }
 
 TEST(llama4_inside_another_model)

@@ -246,7 +246,7 @@ static unsigned same_bits_of(unsigned isa, const char *gemm, bool shared)
 {
     static const size_t blocks[] = {1, 2, 7, 33, M};
     float *h = kern_random(M * D, 7, 1), *want = all_rows(isa, gemm, h, shared);
-    for (unsigned threads = 1; want && threads <= 4; threads++) {
+    for (unsigned threads = 1; want && threads <= (kern_device() ? 1 : 4); threads++) {
         struct mix x;
         mix_open(&x, kern_dev(isa, threads, gemm), 3, true, shared);
         if (!shared) name_biases(&x);
@@ -269,9 +269,12 @@ static unsigned same_bits_of(unsigned isa, const char *gemm, bool shared)
     return n;
 }
 
-/* With a shared expert, and with biases instead. */
+/* With a shared expert, and with biases instead. On a GPU the router's product is the library's, so
+ * that bits are compared where it has the same algorithm for all: on the emulation. */
 static unsigned same_bits(unsigned isa, const char *gemm)
 {
+    if (kern_device() && strcmp(kern_device(), "hostcuda") != 0)
+        SKIP("a library's products differ with the number of rows");
     return same_bits_of(isa, gemm, true) + same_bits_of(isa, gemm, false);
 }
 
@@ -310,6 +313,33 @@ TEST(equal_and_broken_scores)
         ASSERT_TRUE(isfinite(out[2 * D + d]));
     }
     free(h), free(out), free(even);
+    mix_close(&x);
+}
+
+/* In f32 2^24 + 1 is 2^24, and 1 - 2^24 is what it is: what the first three give adds up to 0, and
+ * the other way round to 1. */
+TEST(experts_are_summed_by_their_numbers)
+{
+    static const float gives[] = {67108864, 4, -67108864, 0};
+    struct mix x;
+    mix_open(&x, kern_dev(0, 2, "own-f32"), 4, true, false);
+    name_biases(&x);
+    float *h = kern_random(D, 7, 1), *out = calloc(D, sizeof *out);
+    float *none = calloc(2 * F * D, sizeof *none);
+    kn_mat_destroy(x.moe.router);
+    x.moe.router = mat_f32(x.dev, N, D, none);
+    for (unsigned e = 0; e < N; e++) {
+        x.biases[0][e] = e < 4 ? 0 : -200;
+        kn_mat_destroy(x.down[e]);
+        x.down[e] = kern_mat(x.dev, D, F, none);
+        for (unsigned d = 0; d < D; d++)
+            x.biases[2][e * D + d] = e < 4 ? gives[e] : 0;
+    }
+    struct call c = {&x, h, out, true};
+    ASSERT_OK(kern_run(x.dev, true, 1, run_rows, &c));
+    for (unsigned d = 0; d < D; d++)
+        ASSERT_EQ(out[d], 0);
+    free(h), free(out), free(none);
     mix_close(&x);
 }
 
@@ -392,6 +422,7 @@ static int cancel_and_run(struct kn_stream *st, void *arg, size_t row0, size_t n
 TEST(a_cancelled_run_says_so)
 {
     struct mix x;
+    if (kern_device()) SKIP("a GPU looks before a run");
     mix_open(&x, kern_dev(0, 2, "own-f32"), 2, true, false);
     float *h = kern_random(M * D, 7, 1), *out = calloc(M * D, sizeof *out);
     struct call c = {&x, h, out};
