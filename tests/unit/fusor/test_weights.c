@@ -10,6 +10,7 @@
 
 enum { V = 96, CHUNK = 40, PARTS = 3, PROMPT = 1 + CHUNK + 9 };
 static const char *const eights[] = {"fp8", "int8"};
+static const struct model_experts mixture = {8, 3, 32, 16, true}; /* with a shared one */
 
 static void open_with(struct kit *k, const char *weights, const struct tiny_opts *o)
 {
@@ -62,12 +63,13 @@ static void run(struct kit *k, struct prompt *p, enum pol_strategy s, float rati
 TEST(ratio_one_equals_full_bit_for_bit)
 {
     static const enum pol_strategy blends[] = {POL_HKVD, POL_QUERY};
-    for (size_t i = 0; i < 2; i++) {
-        const struct tiny_opts o = {.L = 4, .qkv_bias = true};
+    for (size_t i = 0; i < 4; i++) {
+        struct tiny_opts o = {.L = 4, .qkv_bias = true};
         struct kit k;
         struct prompt p;
         float full[V], got[V];
-        open_with(&k, eights[i], &o);
+        if (i >= 2) o.experts = mixture;
+        open_with(&k, eights[i % 2], &o);
         prompt_init(&k, &p);
         run(&k, &p, POL_FULL, 0, full);
         for (size_t b = 0; b < 2; b++) {
@@ -152,10 +154,11 @@ static struct counts now(void)
 }
 
 /* Of a full prefill and of one decode step by a model of L layers. */
-static void count(const char *weights, unsigned L, struct counts *ret_prefill,
+static void count(const char *weights, unsigned L, bool mixed, struct counts *ret_prefill,
                   struct counts *ret_decode)
 {
-    const struct tiny_opts o = {.L = L};
+    struct tiny_opts o = {.L = L};
+    if (mixed) o.experts = (struct model_experts){8, 3, 32, 0, true};
     struct kit k;
     int32_t tok[PROMPT];
     struct fus_session *s = NULL;
@@ -180,11 +183,12 @@ static void count(const char *weights, unsigned L, struct counts *ret_prefill,
 }
 
 /* kernels/README.md says these numbers; a layer more is what is counted. */
-static void check_layer(const char *weights, unsigned long prefill, unsigned long decode)
+static void check_layer(const char *weights, bool mixed, unsigned long prefill,
+                        unsigned long decode)
 {
     struct counts p3, p5, d3, d5;
-    count(weights, 3, &p3, &d3);
-    count(weights, 5, &p5, &d5);
+    count(weights, 3, mixed, &p3, &d3);
+    count(weights, 5, mixed, &p5, &d5);
     ASSERT_EQ(p5.launches - p3.launches, 2 * prefill);
     ASSERT_EQ(p5.waits - p3.waits, 2);
     ASSERT_EQ(d5.launches - d3.launches, 2 * decode);
@@ -193,9 +197,16 @@ static void check_layer(const char *weights, unsigned long prefill, unsigned lon
 
 TEST(a_layer_takes_so_many_launches_and_one_wait)
 {
-    check_layer("bf16", 11, 11);
-    check_layer("fp8", 11, 11);
-    check_layer("int8", 15, 15); /* one more for each product: it is scaled behind it */
+    check_layer("bf16", false, 11, 11);
+    check_layer("fp8", false, 11, 11);
+    check_layer("int8", false, 15, 15); /* one more for each product: it is scaled behind it */
+}
+
+TEST(a_layer_of_experts_takes_so_many_launches_and_one_wait)
+{
+    check_layer("bf16", true, 15, 15);
+    check_layer("fp8", true, 15, 15);
+    check_layer("int8", true, 17, 17);
 }
 
 /* Of a blend that recomputes nothing, so each layer's KV is brought. */
@@ -338,9 +349,10 @@ struct stepper {
 };
 
 /* Sessions of other lengths; every fourth has room for so much that its keys are cut into parts. */
-static void stepper_init(struct stepper *t, const char *weights)
+static void stepper_init(struct stepper *t, const char *weights, bool mixed)
 {
-    const struct tiny_opts o = {.L = 2, .qkv_bias = true, .ctx_max = 1600};
+    struct tiny_opts o = {.L = 2, .qkv_bias = true, .ctx_max = 1600};
+    if (mixed) o.experts = mixture;
     memset(t, 0, sizeof *t);
     ASSERT_OK(setenv("KVBLEND_TEST_WEIGHTS", weights, 1));
     kit_open(&t->k, &o, 64 * 200);
@@ -431,11 +443,11 @@ static void check_played(struct counts c)
     ASSERT_EQ(c.waits, 1);
 }
 
-static void check_steps(const char *weights)
+static void check_steps(const char *weights, bool mixed)
 {
     static const bool none[BATCH] = {false}, some[BATCH] = {false, true, true, false, true};
     struct stepper *t = mem_alloc(sizeof *t);
-    stepper_init(t, weights);
+    stepper_init(t, weights, mixed);
     struct kn_dev *d = fus_core_dev(t->k.c);
     for (unsigned i = 3; i < 5; i++) { /* so that no later prefill needs more scratch */
         join(t, i);
@@ -477,9 +489,11 @@ static void check_steps(const char *weights)
 
 TEST(the_second_step_of_a_batch_is_one_launch_and_one_wait)
 {
-    check_steps("bf16");
-    check_steps("fp8");
-    check_steps("int8");
+    check_steps("bf16", false);
+    check_steps("fp8", false);
+    check_steps("int8", false);
+    check_steps("bf16", true);
+    check_steps("fp8", true);
 }
 
 /* The same steps: batches that grow, beyond the room for rows as well, and shrink; and prefills in
@@ -504,13 +518,13 @@ static void run_steps(struct stepper *t)
 
 TEST(recorded_steps_give_the_same_bits)
 {
-    static const char *const weights[] = {"bf16", "int8"};
+    static const char *const weights[] = {"bf16", "int8", "bf16"};
     void (*records)(bool) = NULL;
-    for (size_t w = 0; w < 2; w++) {
+    for (size_t w = 0; w < 3; w++) {
         struct stepper *t[2];
         for (int i = 0; i < 2; i++) {
             t[i] = mem_alloc(sizeof *t[i]);
-            stepper_init(t[i], weights[w]);
+            stepper_init(t[i], weights[w], w == 2);
             *(void **)&records = hook("hostcuda_records");
             records(i == 0);
             run_steps(t[i]);
