@@ -161,6 +161,9 @@ class GpuCheck(unittest.TestCase):
         self.assertEqual(tool.fitted("mistral-7b", small), "mistral-7b")
         self.assertEqual(tool.fitted("yi-34b", a100), "yi-34b:layers=29")
         self.assertEqual(tool.fitted("llama-70b", small), "llama-70b:layers=14")
+        self.assertEqual(tool.fitted(tool.MIXTURE, h100), "qwen3-30b-a3b")
+        self.assertEqual([tool.fitted(tool.MIXTURE, gpu, 8) for gpu in (h100, small, 12000 << 20)],
+                         ["qwen3-30b-a3b:layers=" + n for n in ("8", "8", "4")])
         for shape, (layers, layer, _) in tool.SIZES.items():
             self.assertGreater(layers * layer, 6e9, shape)
 
