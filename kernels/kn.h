@@ -363,7 +363,7 @@ struct kn_attn_args {
     /* Keys that a row sees begin at the last multiple of this at or before its position (Llama 4's
      * chunked attention); 0: at key 0. Without a window. On the CPU; elsewhere -ENOTSUP. */
     unsigned chunk;
-    const float *sink; /* [H] or NULL: none. On the CPU; elsewhere -ENOTSUP */
+    const float *sink; /* [H] or NULL: none */
     /* [m], ascending, at most pos: the first key that row i sees, of one sequence, with no window.
      * NULL: key 0. On the CPU; elsewhere -ENOTSUP. */
     const int32_t *from;

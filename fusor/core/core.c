@@ -583,6 +583,12 @@ static int check_config(const struct model_cfg *g, struct err *err)
     return 0;
 }
 
+/* What is Llama 4's alone. */
+static bool is_llama4(const struct model_cfg *g)
+{
+    return g->chunk || g->temp_floor > 0 || g->experts.scales_input;
+}
+
 int fus_core_create(const struct model *m, const struct fus_core_opts *o, struct fus_core **ret,
                     struct err *err)
 {
@@ -595,13 +601,10 @@ int fus_core_create(const struct model *m, const struct fus_core_opts *o, struct
     int r = check_config(&c->cfg, err);
     if (r < 0) goto fail;
     r = open_device(c, &o->dev, err);
-    if (r == 0 && c->cfg.sinks && !kn_info(c->dev)->is_host)
-        r = err_set(err, -ENOTSUP, "attention sinks do not run on %s: use --device cpu",
-                    kn_info(c->dev)->device);
-    if (r == 0 && (c->cfg.chunk || c->cfg.temp_floor > 0) && !kn_info(c->dev)->is_host)
+    if (r == 0 && is_llama4(&c->cfg) && !kn_info(c->dev)->is_host)
         r = err_set(err, -ENOTSUP,
-                    "attention in chunks or with a temperature does not run on %s: use "
-                    "--device cpu",
+                    "attention in chunks or with a temperature, and experts whose input is scaled, do "
+                    "not run on %s: use --device cpu",
                     kn_info(c->dev)->device);
     if (r < 0) goto fail;
     c->layer_stride = kn_kv_layer_values(c->cfg.G, c->cfg.K);

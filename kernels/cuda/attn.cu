@@ -97,11 +97,13 @@ static __global__ void __launch_bounds__(THREADS)
     CU_UNROLL
     for (unsigned i = 0; i < PER_WARP; i++) {
         const size_t e = e0 + warp * PER_WARP + i;
-        s[i].top = -INFINITY, s[i].total = 0;
+        pos[i] = e < n ? at_pos(a, e / group, fault) : -1;
+        const struct at_start start =
+            at_start_of(a, g * group + unsigned(e % group), pos[i], blockIdx.z);
+        s[i].top = start.top, s[i].total = start.total;
         CU_UNROLL
         for (unsigned r = 0; r < DIMS; r++)
             s[i].acc[r] = 0;
-        pos[i] = e < n ? at_pos(a, e / group, fault) : -1;
     }
     const size_t from = size_t(at_from(a, first)) / TILE * TILE;
     for (size_t key0 = from > part0 ? from : part0; key0 < end; key0 += TILE) {

@@ -44,6 +44,18 @@ static __device__ __forceinline__ int32_t at_from(const struct cu_attn &a, int32
     return a.window && from > 0 ? int32_t(from) : 0;
 }
 
+/* Where the maximum of a row's scores starts, in powers of two, and their sum, in a part of the
+ * keys: at a sink in the first that the row sees, so that it counts once. */
+struct at_start {
+    float top, total;
+};
+static __device__ __forceinline__ struct at_start
+at_start_of(const struct cu_attn &a, unsigned head, int32_t pos, unsigned part)
+{
+    if (!a.sink || unsigned(at_from(a, pos)) / CU_KEYS_PART != part) return {-INFINITY, 0};
+    return {a.sink[head] * AT_LOG2E, 1};
+}
+
 /* Of a score in powers of two: cap * tanh(x / cap). */
 static __device__ __forceinline__ float at_capped(float cap, float x)
 {

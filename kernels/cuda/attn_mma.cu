@@ -209,10 +209,20 @@ static __device__ __forceinline__ void at_weigh(const float (&p)[at_dims<KP>::KE
     }
 }
 
-template <unsigned KP> static __device__ __forceinline__ void at_clear(struct at_sums<KP> &o)
+/* The start of a part; of the lanes that have an entry together the first has its sink. */
+template <unsigned KP>
+static __device__ __forceinline__ void
+at_begin(const struct cu_attn &a, const struct at_rows<KP> &w, unsigned group, unsigned g,
+         unsigned entry0, unsigned part, struct at_sums<KP> &o)
 {
-    o.top[0] = o.top[1] = -INFINITY;
-    o.total[0] = o.total[1] = 0;
+    const unsigned lane = threadIdx.x % CU_WARP;
+    CU_UNROLL
+    for (unsigned i = 0; i < 2; i++) {
+        const unsigned e = entry0 + lane / 4 + 8 * i;
+        const struct at_start start = at_start_of(a, g * group + e % group, w.pos[i], part);
+        o.top[i] = start.top;
+        o.total[i] = lane % 4 == 0 ? start.total : 0.0f;
+    }
     CU_UNROLL
     for (unsigned n = 0; n < KP / 8; n++)
         o.acc[n][0] = o.acc[n][1] = o.acc[n][2] = o.acc[n][3] = 0;
@@ -286,7 +296,6 @@ at_close(const struct cu_attn &a, const struct at_rows<KP> &w, unsigned group, u
         at_close_entry<KP>(a, e / group, g * group + e % group, part, apart, i, first == part,
                            unsigned(w.pos[i]) / CU_KEYS_PART == part, o, b);
     }
-    at_clear(o);
 }
 
 template <unsigned KP, unsigned WARPS> struct at_feed { /* tiles on their way: K, V, K, V… */
@@ -358,9 +367,9 @@ static __global__ void __launch_bounds__(WARPS *CU_WARP, WARPS == 1 ? 1
     struct at_sums<KP> o;
     struct at_before b = {{0, 0}, {1, 1}};
     at_load_rows(a, group, g, entry0, fault, w);
-    at_clear(o);
     for (unsigned key = key0; key < end;) {
         const unsigned part = key / CU_KEYS_PART, next = (part + 1) * CU_KEYS_PART;
+        at_begin(args, w, group, g, entry0, part, o);
         for (; key < end && key < next; key += D::KEYS) {
             const bool seen =
                 w.last >= int32_t(key) && at_from(a, w.first) < int32_t(key + D::KEYS);

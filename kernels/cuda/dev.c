@@ -806,6 +806,7 @@ static struct cu_attn attn_of(const struct kn_dev *d, const struct kn_attn_args 
                             .scale = a->scale,
                             .cap = a->cap,
                             .window = a->window,
+                            .sink = a->sink,
                             .out = a->out,
                             .ldo = a->ldo,
                             .lse = a->lse};
@@ -813,7 +814,7 @@ static struct cu_attn attn_of(const struct kn_dev *d, const struct kn_attn_args 
 
 static int attn(struct kn_stream *st, const struct kn_attn_args *a)
 {
-    if (a->from || a->sink || a->chunk) return -ENOTSUP;
+    if (a->from || a->chunk) return -ENOTSUP;
     const struct cu_attn c = attn_of(st->dev, a);
     const size_t floats = cu_attn_parts(st->dev->cu, &c);
     float *parts = floats ? scratch(st, SLOT_PARTS, floats * sizeof *parts) : NULL;

@@ -74,8 +74,9 @@ struct cu_attn {
     const int32_t *pos; /* of one sequence: ascending */
     unsigned H;
     struct cu_kv kv;
-    float scale, cap; /* cap 0: none */
-    unsigned window;  /* 0: none */
+    float scale, cap;  /* cap 0: none */
+    unsigned window;   /* 0: none */
+    const float *sink; /* [H] or NULL */
     float *out;
     size_t ldo;
     float *lse; /* [m, H] or NULL; cu_mass() reads it */
