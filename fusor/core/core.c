@@ -419,9 +419,10 @@ static uint64_t work_bytes(const struct fus_core *c)
 {
     const struct model_cfg *g = &c->cfg;
     const uint64_t D = g->D, F = g->F, HK = (uint64_t)g->H * g->K, GK = (uint64_t)g->G * g->K;
+    const uint64_t ff = 12 * F + 4 * g->experts.used * D; /* what each expert gives comes behind */
     uint64_t rows = fus_slice_rows(c, c->ctx_max) * 3 / 2;
     if (rows > c->ctx_max) rows = c->ctx_max;
-    return rows * (12 * F + 12 * HK + 8 * GK + 8 * D) / 4 * 5 + (uint64_t)c->ctx_max * 8 * D;
+    return rows * (ff + 12 * HK + 8 * GK + 8 * D) / 4 * 5 + (uint64_t)c->ctx_max * 8 * D;
 }
 
 /* Chosen: 7/8 of what is left, or what prefills leave of it. */

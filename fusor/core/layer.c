@@ -357,7 +357,8 @@ size_t fus_slice_rows(const struct fus_core *c, size_t n_keys)
     const double row =
         linear + 2.0 * g->H * g->K * (double)n_keys; /* half of the keys on average */
     const double flops = host ? 8e9 : 4e12, least = host ? 256 : 1024;
-    const double room = host ? INFINITY : (double)(512u << 20) / (8.0 * g->F);
+    const double widest = fmax(8.0 * g->F, 4.0 * g->experts.used * g->D); /* gate and up; experts */
+    const double room = host ? INFINITY : (double)(512u << 20) / widest;
     const size_t rows = (size_t)fmin(flops / row, room) / 64 * 64;
     return rows < (size_t)least ? (size_t)least : rows;
 }

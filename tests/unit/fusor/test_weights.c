@@ -318,17 +318,20 @@ TEST(a_layer_of_a_large_model_is_one_step)
     static const struct model_cfg large[] = {
         {.L = 32, .D = 4096, .H = 32, .G = 8, .K = 128, .F = 14336},
         {.L = 60, .D = 7168, .H = 56, .G = 8, .K = 128, .F = 20480},
-        {.L = 80, .D = 8192, .H = 64, .G = 8, .K = 128, .F = 28672}};
+        {.L = 80, .D = 8192, .H = 64, .G = 8, .K = 128, .F = 28672},
+        {.L = 48, .D = 2048, .H = 32, .G = 4, .K = 128, .F = 6144, .experts = {128, 8, 768}},
+        {.L = 36, .D = 2880, .H = 64, .G = 8, .K = 64, .F = 512, .experts = {128, 16, 32}}};
     enum { TOKENS = 3105 };
     const struct tiny_opts o = {.L = 1};
     struct kit k;
     open_with(&k, "bf16", &o);
     const struct model_cfg small = k.c->cfg;
-    for (size_t i = 0; i < 3; i++) {
+    for (size_t i = 0; i < sizeof large / sizeof *large; i++) {
         k.c->cfg = large[i];
         const size_t rows = fus_slice_rows(k.c, TOKENS);
         ASSERT_TRUE(rows + rows / 2 >= TOKENS);
         ASSERT_TRUE(rows * 2 * large[i].F * sizeof(float) <= 512u << 20);
+        ASSERT_TRUE(rows * large[i].experts.used * large[i].D * sizeof(float) <= 512u << 20);
         ASSERT_TRUE(fus_slice_rows(k.c, 1 << 20) >= 1024);
     }
     k.c->cfg = small;
