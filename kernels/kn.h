@@ -358,8 +358,8 @@ struct kn_attn_args {
     unsigned H;
     const struct kn_kv *kv;
     unsigned layer;
-    float scale, cap;  /* cap 0: none */
-    unsigned window;   /* keys that a row sees, its own included; 0: all */
+    float scale, cap; /* cap 0: none */
+    unsigned window;  /* keys that a row sees, its own included; 0: all */
     /* Keys that a row sees begin at the last multiple of this at or before its position (Llama 4's
      * chunked attention); 0: at key 0. Without a window. On the CPU; elsewhere -ENOTSUP. */
     unsigned chunk;

@@ -71,7 +71,7 @@ def golden_models():
     """Of each architecture the tiny models that are held against transformers, by form; and those that a GPU's test has."""
     tests = (ROOT / "tests/unit/fusor/test_golden.c").read_text()
     out = {}
-    for check, name in re.findall(r'check_(model|sinks)\("([^"]+)"', tests):
+    for check, name in re.findall(r'check_(model|on_cpu)\("([^"]+)"', tests):
         folder, _, form = name.partition(".")
         forms = out.setdefault(architecture(DATA / "models" / folder), {"folder": [], "gguf": [], "gpu": []})
         forms["gguf" if form else "folder"].append(form.removesuffix(".gguf") or folder)

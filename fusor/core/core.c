@@ -603,10 +603,11 @@ int fus_core_create(const struct model *m, const struct fus_core_opts *o, struct
     if (r < 0) goto fail;
     r = open_device(c, &o->dev, err);
     if (r == 0 && is_llama4(&c->cfg) && !kn_info(c->dev)->is_host)
-        r = err_set(err, -ENOTSUP,
-                    "attention in chunks or with a temperature, and experts whose input is scaled, do "
-                    "not run on %s: use --device cpu",
-                    kn_info(c->dev)->device);
+        r = err_set(
+            err, -ENOTSUP,
+            "attention in chunks or with a temperature, and experts whose input is scaled, do "
+            "not run on %s: use --device cpu",
+            kn_info(c->dev)->device);
     if (r < 0) goto fail;
     c->layer_stride = kn_kv_layer_values(c->cfg.G, c->cfg.K);
     c->page_stride = c->layer_stride * c->cfg.L;

@@ -125,8 +125,8 @@ static int route_item(struct kn_stream *st, void *arg, size_t item)
     const struct work *w = arg;
     const size_t used = w->e->used;
     for (size_t i = item * ROWS_PER_ITEM; i < item_end(item, w->m); i++)
-        (w->e->scales_input ? route_sigmoid : route_row)(
-            w->e, w->logits + i * w->n_logits, w->pair + i * used, w->weight + i * used);
+        (w->e->scales_input ? route_sigmoid : route_row)(w->e, w->logits + i * w->n_logits,
+                                                         w->pair + i * used, w->weight + i * used);
     return 0;
 }
 
@@ -213,9 +213,8 @@ static int combine_item(struct kn_stream *st, void *arg, size_t item)
             for (size_t j = i * used; j < (i + 1) * used; j++)
                 add_scaled(sum, w->out + w->pair[j] * w->D + d, w->weight[j], n);
             if (w->e->shared_down) {
-                const float open = w->e->scales_input
-                                       ? 1
-                                       : 1 / (1 + expf(-w->logits[i * w->n_logits + w->e->n]));
+                const float open =
+                    w->e->scales_input ? 1 : 1 / (1 + expf(-w->logits[i * w->n_logits + w->e->n]));
                 add_scaled(sum, w->shared + i * w->D + d, open, n);
             }
             float *x = w->x + i * w->D + d;

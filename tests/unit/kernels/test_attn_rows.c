@@ -175,7 +175,7 @@ static void check(const struct job *j, const struct seq *s)
         for (size_t h = 0; h < j->sh.H; h++) {
             const size_t g = h / group, n = (size_t)s->pos[i] + 1;
             const size_t from = s->from                      ? (size_t)s->from[i]
-                                : j->chunk               ? n - 1 - (n - 1) % j->chunk
+                                : j->chunk                   ? n - 1 - (n - 1) % j->chunk
                                 : j->window && n > j->window ? n - j->window
                                                              : 0;
             double lse = ref_attn(s->seen + i * HK + h * K, s->k + from * GK + g * K,
