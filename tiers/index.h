@@ -45,6 +45,7 @@ struct entry_load { /* the load's own */
     enum store_miss stop_why, last_why; /* why on_part stopped it; why tiers so far had none */
     double worth_ms;
     uint64_t start_ns, first_ns, queued_bytes, moved_before;
+    _Atomic uint64_t last_ns; /* when the last part came, so far */
     bool reported; /* guarded by m: the breaker knows how this load went */
 };
 struct entry {

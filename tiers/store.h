@@ -129,6 +129,12 @@ int store_pin_side(struct store_pin *p, unsigned layer, const void **ret_k,
 bool store_has_side(struct store *s, const struct tier_key *k);
 /* From where this lookup got it: "ram" or the tier's name. Valid as long as the store. */
 const char *store_pin_tier(const struct store_pin *p);
+/* How a record came from the tier that this lookup got it from, clock_ns(): from when the tier was
+ * asked, perhaps for another lookup, until the last part that has come. False: none was asked. */
+struct store_load {
+    uint64_t begin_ns, end_ns, bytes; /* of the whole record */
+};
+bool store_pin_load(const struct store_pin *p, struct store_load *ret);
 /* Encodings behind other chunks that the record is the mean of (record_desc), once it has settled;
  * *ret_tokens (NULL: not wanted): of all these contexts. */
 uint32_t store_pin_contexts(const struct store_pin *p, uint32_t *ret_tokens);

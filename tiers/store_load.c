@@ -126,7 +126,9 @@ static int load_on_part(struct tier_op *op, uint32_t part)
         e->load.stop_why = STORE_MISS_IO;
         return -ECANCELED;
     }
-    if (!e->load.first_ns) e->load.first_ns = clock_ns();
+    const uint64_t now = clock_ns();
+    if (!e->load.first_ns) e->load.first_ns = now;
+    e->load.last_ns = now;
     pthread_mutex_lock(&sh->m);
     e->part_ok[part] = 1;
     ahead_queue(s, e, part);

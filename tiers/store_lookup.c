@@ -430,6 +430,15 @@ const char *store_pin_tier(const struct store_pin *p)
     return p->from < 0 ? "ram" : s->tier[p->from].t->name;
 }
 
+bool store_pin_load(const struct store_pin *p, struct store_load *ret)
+{
+    const struct entry *e = p->e;
+    const uint64_t end_ns = p->there || p->from < 0 ? 0 : e->load.last_ns;
+    if (!end_ns) return false;
+    *ret = (struct store_load){e->load.start_ns, end_ns, e->layout.record_bytes};
+    return true;
+}
+
 uint32_t store_pin_contexts(const struct store_pin *p, uint32_t *ret_tokens)
 {
     if (ret_tokens) *ret_tokens = p->there ? p->context_tokens : p->e->desc.context_tokens;

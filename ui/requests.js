@@ -159,43 +159,59 @@ export function stripKey(d) {
     return key([...used].map((k) => [k, KINDS[k] || k]));
 }
 
-// Where the time until the first token went, ms: [name, from, length, class].
+const STEPS = {embed: "embeddings, layer 0", score: "which tokens matter", head: "logits"};
+const stepName = (s) => !s.layers ? STEPS[s.name] ?? s.name :
+    s.layers[0] < s.layers[1] ? `layers ${s.layers[0]}–${s.layers[1]}` : `layer ${s.layers[0]}`;
+
+// Where the time until the first token went, in ms since the client's request came: rows of {name, from, to, kind}, of
+// the prefill's steps with what of it they computed; a worker's times begin when it got the request.
 export function waterfall(d, line) {
-    const m = d.measured;
-    const before = d.before_s * 1000, queue = Math.min(m.queue_s * 1000, before);
-    const prefill = m.prefill_s * 1000, compute = Math.min(m.compute_s * 1000, prefill);
-    const outside = line?.ttft_ms > m.ttft_s * 1000 ? line.ttft_ms - m.ttft_s * 1000 : 0;
+    const m = d.measured, before = d.before_s * 1000, queue = Math.max(0, Math.min(m.queue_s * 1000, before));
+    const outside = Math.max(0, (line?.ttft_ms ?? 0) - m.ttft_s * 1000);
     const rows = [];
-    let at = 0;
-    const put = (name, length, kind) => {
-        if (length > 0.005) rows.push([name, at, length, kind]);
-        at += Math.max(0, length);
+    const put = (name, from, to, kind, more) => {
+        if (to - from > 0.005) rows.push({name, from: Math.max(0, outside + from), to: outside + to, kind, ...more});
     };
-    put("gateway and its queue", outside, "wait");
-    put("parse, tokenise, look up", before - queue, "question");
-    put("queue of the engine", queue, "wait");
-    put("compute", compute, "computed");
-    put("loads not hidden, others' turns", prefill - compute, "ram");
-    put("first token out", m.ttft_s * 1000 - before - prefill, "question");
-    return {rows, total: at, started: outside + before};
+    put("gateway and its queue", -outside, 0, "wait");
+    put("parse, tokenise, ask tiers", 0, before - queue, "question");
+    put("queue of the engine", before - queue, before, "wait");
+    if (m.ttft_s > 0 && m.steps.length > 0) {
+        put("look up, decide", before, m.steps[0].begin_s * 1000, "question");
+        for (const l of m.loads)
+            put(`${l.tier}: ${count(l.records)} records, ${bytes(l.bytes)}`, l.begin_s * 1000, l.end_s * 1000, l.tier);
+        for (const s of m.steps)
+            put(stepName(s), s.begin_s * 1000, s.end_s * 1000, s.name === "score" ? "recomputed" : "computed",
+                {computed: s.compute_s * 1000});
+        put("first token out", m.steps.at(-1).end_s * 1000, m.ttft_s * 1000, "question");
+    }
+    return {rows, total: outside + Math.max(0, m.ttft_s * 1000), started: outside + before};
+}
+
+// A step that waited, for stored KV or for other requests' turns, is pale as far as it did; where in it is not known.
+function drawBar(r, end) {
+    const left = 100 * r.from / end, width = 100 * (r.to - r.from) / end;
+    if (r.kind === "outline") return h("span", {class: "outline", "left%": left, "width%": width});
+    const part = r.computed === undefined ? 1 : Math.min(1, r.computed / (r.to - r.from));
+    return [part < 0.95 && h("span", {class: "c-wait", "left%": left, "width%": width}),
+            h("span", {class: `c-${r.kind}`, "left%": left + width * (1 - part), "width%": width * part})];
 }
 
 function drawWaterfall(d, line) {
-    const {rows, total, started: begun} = waterfall(d, line);
+    const {rows, total, started} = waterfall(d, line);
     const predicted = d.out.predicted.ttft_s * 1000, full = d.out.full.ttft_s * 1000;
-    const more = [["predicted prefill", begun, predicted, "outline"],
-                  ["a full prefill, predicted", begun, full, "outline"]].filter(([, , length]) => length > 0);
+    const more = [{name: "predicted prefill", to: predicted}, {name: "a full prefill, predicted", to: full}]
+        .filter((r) => r.to > 0).map((r) => ({name: r.name, from: started, to: started + r.to, kind: "outline"}));
     const prefill = d.measured.prefill_s * 1000, of = (a, b) => `${a > b ? "+" : "−"}${percent(Math.abs(a - b) / b)}`;
     const text = d.measured.ttft_s > 0 && predicted > 0 &&
         `The prefill took ${ms(prefill)}: ${of(prefill, predicted)} against ${ms(predicted)} predicted` +
         `${full > 0 ? `, ${of(prefill, full)} against a full one's ${ms(full)}` : ""}.`;
-    const end = Math.max(total, ...more.map(([, from, length]) => from + length));
-    return [text && h("p", {}, text), h("div", {class: "waterfall"}, [...rows, ...more].map(([name, from, length, kind]) => [
-        h("span", {}, name),
-        h("div", {class: "track", "aria-hidden": "true"},
-          h("span", {class: kind === "outline" ? kind : `c-${kind}`, "left%": 100 * from / end,
-                     "width%": 100 * length / end})),
-        h("span", {class: "right"}, ms(length))]))];
+    const end = Math.max(total, ...more.map((r) => r.to));
+    return [text && h("p", {}, text), h("div", {class: "waterfall"}, [...rows, ...more].map((r) => [
+        h("span", {}, r.name),
+        h("div", {class: "track", "aria-hidden": "true"}, drawBar(r, end)),
+        h("span", {class: "right"}, ms(r.to - r.from))])),
+            rows.some((r) => r.computed < 0.95 * (r.to - r.from)) &&
+                note("Pale: of a step, waiting for stored KV and others' turns. Stored KV comes beside the steps.")];
 }
 
 function why(d) {

@@ -741,11 +741,26 @@ void fus_prefill_next(const struct fus_prefill *f, struct fus_step *ret)
     *ret = s;
 }
 
+/* A step is of the part that it begins in. */
+static enum fus_part next_part(const struct fus_prefill *f)
+{
+    if (f->stage == STAGE_LAYER0) return FUS_PART_EMBED;
+    if (f->stage == STAGE_SCORE) return FUS_PART_SCORE;
+    if (f->stage != STAGE_MAIN) return FUS_PART_HEAD;
+    return (enum fus_part)(FUS_PART_LAYERS + f->layer * FUS_LAYER_GROUPS / f->core->cfg.L);
+}
+
 int fus_prefill_step(struct fus_prefill *f)
 {
+    struct fus_time *part = &f->report.part[next_part(f)];
     const uint64_t since = clock_ns();
+    const double before_ms = f->report.compute_ms;
     const int r = step(f);
-    f->report.compute_ms += clock_ms_since(since);
+    const uint64_t now = clock_ns();
+    f->report.compute_ms += (double)(now - since) / 1e6;
+    part->compute_ms += f->report.compute_ms - before_ms;
+    if (!part->begin_ns) part->begin_ns = since;
+    part->end_ns = now;
     return r;
 }
 

@@ -51,6 +51,21 @@ struct fus_plan {
     bool hidden; /* instead of logits what they are made of, [n_rows, D]; logits_from 0 = all */
     const atomic_bool *cancel; /* looked at often enough to stop within 50 ms; may be NULL */
 };
+/* Where a prefill's time went: its embeddings with K,V of layer 0, the pass that asks which tokens
+ * matter, the layers of the answer in groups of as equal a size as there can be, logits. */
+enum { FUS_LAYER_GROUPS = 8 };
+enum fus_part {
+    FUS_PART_EMBED,
+    FUS_PART_SCORE,
+    FUS_PART_LAYERS, /* group i of L layers: from i * L / FUS_LAYER_GROUPS on, rounded up */
+    FUS_PART_HEAD = FUS_PART_LAYERS + FUS_LAYER_GROUPS,
+    FUS_PARTS
+};
+struct fus_time { /* of clock_ns(); all 0: there was nothing to do */
+    uint64_t begin_ns, end_ns;
+    double compute_ms; /* within, in steps and without waiting for stored KV. A device that runs
+                          behind its queue may take it a layer later */
+};
 struct fus_report { /* what happened */
     enum pol_strategy strategy;
     float ratio;
@@ -60,6 +75,7 @@ struct fus_report { /* what happened */
     double score_left;        /* by score: share of it that is not recomputed; -1 */
     uint32_t n_sensitivity_known; /* reused tokens whose sensitivity was known and asked */
     double compute_ms;            /* inside the steps, without waiting for stored KV */
+    struct fus_time part[FUS_PARTS];
     double
         cost; /* token-layers computed / (n_tok * L), both passes of query; rows that only get K,V
                  (layer 0 of reused tokens, unselected ones at the check layer) count nothing */

@@ -84,7 +84,10 @@ VIEWS = {
                "chunks": [{"n": 500, "tier": 1, "bytes": 1000000, "reuse": True}, {"n": 400, "tier": -1, "bytes": 0, "reuse": False}]},
         "out": {"strategy": "qs", "ratio": 0.15, "n_reused": 1, "reason": "it is fast", "predicted": {"ttft_s": 0.1},
                 "full": {"ttft_s": 0.5}},
-        "measured": {"prefill_s": 0.11, "compute_s": 0.1},
+        "measured": {"prefill_s": 0.11, "compute_s": 0.1, "loads": [
+            {"tier": "nvme", "records": 1, "bytes": 1000000, "begin_s": 0.001, "end_s": 0.02}], "steps": [
+            {"name": "embed", "begin_s": 0.002, "end_s": 0.01, "compute_s": 0.008},
+            {"name": "layers", "layers": [0, 3], "begin_s": 0.01, "end_s": 0.1, "compute_s": 0.07}]},
         "alternatives": [{"strategy": "full", "ratio": 1, "ttft_s": 0.5, "compute_s": 0.5, "load_s": 0, "exposed_s": 0}]}, {
         "id": "told", "reply_id": "chatcmpl-1", "by": "rules", "before_s": 0, "measured": {}, "alternatives": [],
         "in": {"n_tok": 30, "n_prefix": 0, "prefix_tier": -1, "max_ttft_s": 0, "tiers": [{"name": "ram"}], "chunks": []},
@@ -209,6 +212,11 @@ because   it is fast
 predicted 100.0 ms of prefill (exact: 500.0 ms)
 measured  110.0 ms of prefill, 100.0 ms of it computing; 2.0 ms before it
 objective 500.0 ms were left of max_ttft_ms
+
+STEP, LOAD  OF                    FROM MS     TO  COMPUTED
+nvme        1 records, 976.6 KiB      1.0   20.0
+embed                                 2.0   10.0       8.0
+layers      layers 0 to 3            10.0  100.0      70.0
 
 CHUNK  TOKENS  HELD IN    TO LOAD  THEN
     1     500  nvme     976.6 KiB  reused

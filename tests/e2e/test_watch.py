@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """What a worker tells those who look on: what goes on now, decisions with what became of their chunks, records in
 pages."""
+import tempfile
+
 from harness import KVBLEND, WORKER, document, gateway, main, need, unix_request
 
 need(KVBLEND, WORKER)
@@ -26,8 +28,48 @@ def test_what_goes_on_and_what_became_of_a_prompt():
         assert [(c["id"], c["tokens"], c["source"]) for c in one["chunks"]] == \
             [(c["id"], c["tokens"], c["source"]) for c in report["chunks"]]
         assert one["measured"]["tokens"] == report["tokens"] and one["measured"]["queue_s"] >= 0
+        check_times(one)
+        assert one["measured"]["loads"] == []  # they were in RAM
         assert all(c["token_begin"] > 0 and c["detector"] == "parts" and "miss" not in c for c in one["chunks"])
         check_pages(lambda query: unix_request(g.admin[5:], "GET", f"/admin/chunks?{query}"))
+
+
+def check_times(d):
+    """The prefill's steps follow each other up to the first token, every layer among them, and are what it computed."""
+    m, layers, at = d["measured"], [], 0
+    for s in m["steps"]:
+        assert at <= s["begin_s"] < s["end_s"] <= m["ttft_s"] and 0 < s["compute_s"] <= s["end_s"] - s["begin_s"] + 1e-9, m
+        at = s["end_s"]
+        first, last = s.get("layers", (0, -1))
+        layers += range(first, last + 1)
+    assert layers == list(range(d["in"]["L"])), m
+    names = [s["name"] for s in m["steps"]]
+    assert names[0] == "embed" and names[-1] == "head" and ("score" in names) == (m["tokens"]["recomputed"] > 0), names
+    assert abs(sum(s["compute_s"] for s in m["steps"]) - m["compute_s"]) < 1e-6, m
+    assert d["before_s"] <= m["steps"][0]["begin_s"], d
+
+
+def test_what_came_from_which_tier():
+    texts = [document(i) for i in range(5)]
+    with tempfile.TemporaryDirectory(prefix="kvb-watch-") as folder:
+        tiers, env = ("--ram", "16MiB", "--nvme", folder + "/tier:64MiB"), {"KVBLEND_TIER_WAIT": "4s"}
+        with gateway(*tiers, env=env) as g:
+            assert g.post("/v1/segments", {"texts": texts}).status == 200
+            assert g.stop() == 0
+        with gateway(*tiers, env=env) as g:
+            parts = [{"type": "text", "text": t} for t in texts + ["What is item 7?"]]
+            for left in (5, 0):  # then they are in RAM
+                r = g.post("/v1/chat/completions", {"messages": [{"role": "user", "content": parts}], "max_tokens": 1,
+                                                    "kvblend": {"mode": "blend", "ratio": 0.3}})
+                d = g.admin_get(f"/admin/decisions/{r.headers['x-request-id']}")["data"][0]
+                loads = d["measured"]["loads"]
+                assert sum(c["source"] == "nvme" for c in d["chunks"]) == left, d
+                assert [(x["tier"], x["records"]) for x in loads] == [("nvme", left)] * bool(left), loads
+                for x in loads:
+                    assert 0 <= x["begin_s"] < x["end_s"] <= d["measured"]["ttft_s"], d
+                    ids = {c["id"] for c in d["chunks"]}
+                    held = [c for c in g.admin_get("/admin/chunks")["data"] if c["id"] in ids]
+                    assert sum(c["tokens"] for c in held) < x["bytes"] <= sum(c["bytes"] for c in held), d
 
 
 def check_pages(ask):

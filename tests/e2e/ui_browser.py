@@ -236,7 +236,8 @@ def test_requests_and_one_of_them():
         expect(chunks.nth(1)).to_be_visible()
         chunks.first.click()
         expect(p.get_by_text("now in ram")).to_be_visible()
-        expect(p.locator(".waterfall")).to_contain_text("compute")
+        for part in ("parse, tokenise", "embeddings, layer 0", "which tokens matter", "layer 1"):
+            expect(p.locator(".waterfall")).to_contain_text(part)
         expect(p.locator(".waterfall")).to_contain_text("a full prefill, predicted")
         expect(p.get_by_text("The prefill took")).to_contain_text("predicted")
         expect(p.get_by_role("heading", name="Why")).to_be_visible()

@@ -2,11 +2,12 @@
  *
  * What the engine has noted counts once the first token is out; before that a request has only been
  * prepared and has waited. Steps are those of the first prompt. The load goes on beside the
- * prefill: it ends with the last layer that had to be waited for. */
+ * prefill: it ends with the last part of a record. */
 #include "base/clock.h"
 #include "worker/request/gen.h"
+#include "worker/reuse/decision.h"
 
-#include <string.h>
+#include <math.h>
 
 static void put_step(struct wk_call *c, const char *name, uint64_t start_ns, uint64_t end_ns)
 {
@@ -17,18 +18,21 @@ static void put_step(struct wk_call *c, const char *name, uint64_t start_ns, uin
                                                    .end_ns = end_ns});
 }
 
-static bool is_slow(const struct wk_lookup *l)
+/* From the first tier that was asked for a record until the last part of one was here. */
+static void put_load(struct wk_call *c, const struct gen_prompt *p)
 {
-    return l->tier && strcmp(l->tier, "ram") != 0 && strcmp(l->tier, "gpu") != 0;
-}
+    const struct ctl_decision *d = p->done ? p->p.decision : NULL; /* else it may be measured yet */
+    double begin_s = INFINITY, end_s = 0;
 
-static bool has_loaded(const struct wk_prompt *p, uint32_t n_prefix)
-{
-    for (size_t i = 0; i < p->n_block && p->block[i].tok0 < n_prefix; i++)
-        if (is_slow(&p->block[i].lookup)) return true;
-    for (size_t i = 0; i < p->n_cut; i++)
-        if (p->cut[i].source == WK_STORED && is_slow(&p->cut[i].lookup)) return true;
-    return false;
+    for (size_t i = 0; d && i < POL_TIERS_MAX; i++) {
+        const struct ctl_load *l = &d->measured.load[i];
+        if (l->n == 0) continue;
+        begin_s = fmin(begin_s, fmax(l->begin_s, 0));
+        end_s = fmax(end_s, l->end_s);
+    }
+    if (begin_s < end_s)
+        put_step(c, "kvblend.load", p->g->start_ns + (uint64_t)(begin_s * 1e9),
+                 p->g->start_ns + (uint64_t)(end_s * 1e9));
 }
 
 static void put_steps(struct wk_call *c, const struct gen_prompt *p, uint64_t now_ns)
@@ -42,12 +46,10 @@ static void put_steps(struct wk_call *c, const struct gen_prompt *p, uint64_t no
     }
     const uint64_t first_ns = p->g->start_ns + (uint64_t)(p->ttft_ms * 1e6);
     const uint64_t begin_ns = first_ns - (uint64_t)(p->ms.prefill * 1e6);
-    const uint64_t asked_ns = at->asked_ns ? at->asked_ns : begin_ns;
-    const uint64_t loaded_ns = at->loaded_ns > at->looked_ns ? at->loaded_ns : at->looked_ns;
     const bool blends = !pol_strategy_is_exact(p->report.strategy) && p->report.n_reused > 0;
     put_step(c, "kvblend.queue", begin_ns - (uint64_t)(p->ms.queue * 1e6), begin_ns);
     put_step(c, "kvblend.lookup", begin_ns, at->looked_ns);
-    if (has_loaded(&p->p, p->report.n_prefix)) put_step(c, "kvblend.load", asked_ns, loaded_ns);
+    put_load(c, p);
     put_step(c, blends ? "kvblend.blend" : "kvblend.prefill", at->looked_ns, first_ns);
     put_step(c, "kvblend.decode", first_ns, now_ns);
 }

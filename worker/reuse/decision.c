@@ -141,13 +141,45 @@ json_t *ctl_tokens_json(const struct ctl_decision *d)
                      (json_int_t)d->measured.n_computed);
 }
 
-static json_t *measured_json(const struct ctl_decision *d)
+static json_t *loads_json(const struct ctl_decision *d)
 {
-    return json_pack("{s:o*, s:o*, s:o*, s:o*, s:b, s:o}", "prefill_s",
+    json_t *a = json_array();
+
+    for (size_t i = 0; a && i < POL_TIERS_MAX; i++) {
+        const struct ctl_load *l = &d->measured.load[i];
+        if (l->n == 0) continue;
+        json_t *o = json_pack("{s:s, s:I, s:I, s:f, s:f}", "tier", d->tier_name[i], "records",
+                              (json_int_t)l->n, "bytes", (json_int_t)l->bytes, "begin_s",
+                              l->begin_s, "end_s", l->end_s);
+        (void)json_array_append_new(a, o);
+    }
+    return a;
+}
+
+static json_t *steps_json(const struct ctl_decision *d)
+{
+    json_t *a = json_array();
+
+    for (unsigned i = 0; a && i < d->measured.n_step; i++) {
+        const struct ctl_step *s = &d->measured.step[i];
+        json_t *o = json_pack("{s:s, s:f, s:f, s:f}", "name", s->name, "begin_s", s->begin_s,
+                              "end_s", s->end_s, "compute_s", s->compute_s);
+        if (s->layer_end > 0)
+            (void)json_object_set_new(
+                o, "layers", json_pack("[i, i]", (int)s->layer_begin, (int)s->layer_end - 1));
+        (void)json_array_append_new(a, o);
+    }
+    return a;
+}
+
+static json_t *measured_json(const struct ctl_decision *d, bool more)
+{
+    return json_pack("{s:o*, s:o*, s:o*, s:o*, s:b, s:o, s:o*, s:o*}", "prefill_s",
                      json_real(d->measured.prefill_s), "compute_s",
                      json_real(d->measured.compute_s), "ttft_s", json_real(d->measured.ttft_s),
                      "queue_s", json_real(d->measured.queue_s), "whole", d->measured.whole,
-                     "tokens", ctl_tokens_json(d));
+                     "tokens", ctl_tokens_json(d), "loads", more ? loads_json(d) : NULL, "steps",
+                     more ? steps_json(d) : NULL);
 }
 
 static json_t *ends_json(const struct ctl_decision *d)
@@ -195,8 +227,9 @@ json_t *ctl_decision_json(const struct ctl_decision *d, bool more)
                      json_real(d->before_s), "decide_s", json_real(d->decide_s), "n_running",
                      (json_int_t)d->n_running, "v", FORMAT_VERSION, "id", d->id, "reply_id",
                      d->alias, "by", d->by == CTL_BY_CONTROLLER ? "controller" : "rules", "in",
-                     in_json(d), "out", out_json(d), "measured", measured_json(d), "alternatives",
-                     more ? alternatives_json(d) : NULL, "chunks", more ? ends_json(d) : NULL);
+                     in_json(d), "out", out_json(d), "measured", measured_json(d, more),
+                     "alternatives", more ? alternatives_json(d) : NULL, "chunks",
+                     more ? ends_json(d) : NULL);
 }
 
 static int append_json(const char *text, size_t len, void *ctx)

@@ -22,6 +22,20 @@ struct ctl_end {                       /* what became of a chunk */
     char detector[CTL_DETECTOR_BYTES]; /* that found it in the text */
     const char *miss; /* why it was not found, a static text; NULL: it was not missed */
 };
+/* Times are those of the request, from when it came; they may be negative: a record that another
+ * request had asked for. */
+struct ctl_load { /* of the records from one tier that were used */
+    double begin_s, end_s; /* the tier was asked; the last part was here */
+    uint64_t bytes;
+    uint32_t n; /* records; 0: of this tier none */
+};
+struct ctl_step { /* of the prefill */
+    const char *name;                /* embed, score, layers, head: a static text */
+    unsigned layer_begin, layer_end; /* of the group of layers; 0, 0 of others */
+    double begin_s, end_s;
+    double compute_s; /* within, in which others' turns and waiting are not */
+};
+enum { CTL_STEPS_MAX = 11 };
 struct ctl_decision {
     char id[CTL_ID_BYTES]; /* of the request: x-request-id */
     char alias[48];        /* of its reply: chatcmpl-… */
@@ -42,6 +56,9 @@ struct ctl_decision {
         double prefill_s, compute_s, ttft_s, queue_s;
         uint32_t n_prefix, n_reused, n_recomputed, n_computed; /* tokens */
         bool whole; /* nothing failed on the way: prediction and measurement are of the same work */
+        struct ctl_load load[POL_TIERS_MAX];
+        struct ctl_step step[CTL_STEPS_MAX];
+        unsigned n_step;
     } measured;
 };
 /* Room for n chunks; NULL out of memory. */

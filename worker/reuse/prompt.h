@@ -27,6 +27,7 @@ struct wk_lookup {         /* of one record; in this order: asked, settled, foun
     enum store_miss why;
     const char *tier; /* where it was found; NULL: nowhere */
     int status;       /* <0: it was found, but its KV could not be read */
+    struct store_load load; /* once it is used, from a slower tier */
 };
 struct wk_block { /* of an exact prefix: its record is KV behind all that stands before it */
     uint32_t tok0, n;
@@ -46,10 +47,8 @@ struct wk_cut { /* a chunk of a prompt */
     struct wk_lookup lookup;
 };
 struct wk_moments {       /* of clock_ns(); 0: it has not come, or not been needed */
-    uint64_t asked_ns;    /* slower tiers, for its records */
-    uint64_t answered_ns; /* by them, or nothing was asked: it is ready for the engine */
+    uint64_t answered_ns; /* slower tiers have, or nothing was asked: it is ready for the engine */
     uint64_t looked_ns;   /* engine: all records that are used are found, and decided on */
-    uint64_t loaded_ns;   /* engine: the last layer that had to be waited for was there */
 };
 struct wk_prompt { /* wk_prompt_fini() */
     struct tok_ids ids;

@@ -1,7 +1,6 @@
 #include "worker/reuse/records.h"
 
 #include "base/assert.h"
-#include "base/clock.h"
 #include "base/mem.h"
 #include "tiers/store_write.h"
 
@@ -20,23 +19,20 @@ uint64_t rec_bytes(const struct tier_ident *i, uint32_t n_tok)
 struct source {
     struct store_pin *pin;
     int *ret_status; /* NULL: not wanted */
-    uint64_t *ret_late_ns;
-    bool late; /* the next layer was wanted before it was there */
+    struct store_load *ret_load;
 };
 
 static int source_layer(void *ctx, unsigned layer, struct kv_layer *ret)
 {
     struct source *s = ctx;
     const void *k, *v;
-    const bool late = s->late || (s->ret_late_ns && !store_pin_ready(s->pin, layer));
     int rc = store_pin_layer(s->pin, layer, &k, &v);
 
     if (rc < 0) {
         if (s->ret_status) *s->ret_status = rc;
         return rc;
     }
-    if (late && s->ret_late_ns) *s->ret_late_ns = clock_ns();
-    s->late = false;
+    if (s->ret_load) (void)store_pin_load(s->pin, s->ret_load);
     *ret = (struct kv_layer){k, v, store_pin_dtype(s->pin)};
     return 0;
 }
@@ -44,10 +40,8 @@ static int source_layer(void *ctx, unsigned layer, struct kv_layer *ret)
 static int source_ready(void *ctx, unsigned layer)
 {
     struct source *s = ctx;
-    const int ready = store_pin_ready(s->pin, layer);
 
-    s->late |= ready == 0;
-    return ready;
+    return store_pin_ready(s->pin, layer);
 }
 
 static int source_sensitivity(void *ctx, float *ret)
@@ -102,12 +96,12 @@ int rec_source_in_ram(struct store *s, const struct tier_key *key, const int32_t
     return rc < 0 ? rc : 1;
 }
 
-void rec_source_tell(struct kv_source *src, int *ret_status, uint64_t *ret_late_ns)
+void rec_source_tell(struct kv_source *src, int *ret_status, struct store_load *ret_load)
 {
     struct source *s = src->ctx;
 
     s->ret_status = ret_status;
-    s->ret_late_ns = ret_late_ns;
+    s->ret_load = ret_load;
 }
 
 /* ---- kv_sink ---- */

@@ -17,9 +17,9 @@ int rec_source_make(struct store_pin *pin, struct kv_source *ret);
 /* A record that RAM has: 1; 0 it is not there: idle work never waits for a slower tier. */
 int rec_source_in_ram(struct store *s, const struct tier_key *key, const int32_t *tok, uint32_t n,
                       struct kv_source *ret);
-/* Both alive until release(): ret_status gets the error of a layer that cannot be had,
- * ret_late_ns when the last one was had that was not there when it was wanted. */
-void rec_source_tell(struct kv_source *s, int *ret_status, uint64_t *ret_late_ns);
+/* Both alive until release(): ret_status gets the error of a layer that cannot be had, ret_load how
+ * a slower tier's record has come by the last layer that was had. */
+void rec_source_tell(struct kv_source *s, int *ret_status, struct store_load *ret_load);
 /* Takes the writer: on failure it is aborted. done() commits after success and aborts otherwise;
  * ret_status (NULL: not wanted, else alive until done()) then gets 0 or the error. */
 int rec_sink_make(struct store_writer *writer, const struct tier_ident *ident, uint32_t n_tok,

@@ -141,7 +141,6 @@ void wk_lookup_prompt(struct worker *w, struct wk_prompt *p, const struct api_se
     if (store_n_tiers(w->store) == 0) return;
     struct reuse q = reuse_of(w, p, m);
     p->held_by = w;
-    p->at.asked_ns = clock_ns();
     q.cap_bytes = wk_hold_cap(w);
     for (; n_asked < p->n_block && n_asked < ASK_WINDOW && chain; n_asked++)
         chain = ask_early(&q, block_at(&q, n_asked), &p->block[n_asked].lookup);
@@ -249,13 +248,13 @@ bool wk_at_built(const struct worker *w, const struct wk_prompt *p, const struct
     return !c->merged && fus_at_built_position(w->sink_token, p->tok, c->tok0);
 }
 
-static int make_source(struct reuse *q, struct store_pin **pin, int *ret_status,
-                       struct fus_range *r)
+static int make_source(struct store_pin **pin, struct wk_lookup *l, struct fus_range *r)
 {
     int rc = rec_source_make(*pin, &r->src);
 
     *pin = NULL; /* the source's, or gone */
-    if (rc >= 0) rec_source_tell(&r->src, ret_status, &q->p->at.loaded_ns);
+    l->load = (struct store_load){0};
+    if (rc >= 0) rec_source_tell(&r->src, &l->status, &l->load);
     return rc;
 }
 
@@ -267,7 +266,7 @@ static int load_prefix(struct reuse *q)
         struct wk_block *b = &q->p->block[i];
         struct fus_range *r = &q->range[q->n_range];
         *r = (struct fus_range){.tok0 = b->tok0, .n = b->n, .exact = true};
-        int rc = make_source(q, &q->block[i], &b->lookup.status, r);
+        int rc = make_source(&q->block[i], &b->lookup, r);
         if (rc < 0) return rc;
         q->n_range++;
     }
@@ -303,7 +302,7 @@ static int load_chunks(struct reuse *q)
         if (q->chunk[i] && !q->d->reuse[i]) refuse_chunk(q, i, &probed);
         if (exact || c->tok0 < q->n_prefix) continue;
         *r = (struct fus_range){.tok0 = c->tok0, .n = c->n, .at_built = wk_at_built(q->w, q->p, c)};
-        int rc = q->chunk[i] ? make_source(q, &q->chunk[i], &c->lookup.status, r) : 0;
+        int rc = q->chunk[i] ? make_source(&q->chunk[i], &c->lookup, r) : 0;
         if (rc < 0) return rc;
         if (r->src.ops) c->source = WK_STORED;
         if (!r->src.ops && q->d->reuse[i]) q->d->loose = true; /* chosen, but not asked for */
@@ -449,9 +448,74 @@ static void put_ends(const struct wk_prompt *p, struct ctl_decision *d)
     }
 }
 
+/* A moment of the request, from when it came; else from when its records were found. */
+static double moment_s(const struct wk_prompt *p, uint64_t ns)
+{
+    const uint64_t from_ns = p->start_ns ? p->start_ns : p->at.looked_ns;
+
+    return ((double)ns - (double)from_ns) / 1e9;
+}
+
+static void put_load(const struct wk_prompt *p, const struct wk_lookup *l)
+{
+    struct ctl_decision *d = p->decision;
+    size_t tier = 0;
+
+    if (!l->load.end_ns) return;
+    while (tier < d->in.n_tier && strcmp(d->tier_name[tier], l->tier) != 0)
+        tier++;
+    if (tier == d->in.n_tier) return;
+    struct ctl_load *to = &d->measured.load[tier];
+    const double begin_s = moment_s(p, l->load.begin_ns), end_s = moment_s(p, l->load.end_ns);
+    if (to->n == 0 || begin_s < to->begin_s) to->begin_s = begin_s;
+    if (to->n == 0 || end_s > to->end_s) to->end_s = end_s;
+    to->bytes += l->load.bytes;
+    to->n++;
+}
+
+static void put_loads(const struct wk_prompt *p, uint32_t n_prefix)
+{
+    for (size_t i = 0; i < p->n_block && p->block[i].tok0 < n_prefix; i++)
+        put_load(p, &p->block[i].lookup);
+    for (size_t i = 0; i < p->n_cut; i++)
+        if (p->cut[i].source == WK_STORED) put_load(p, &p->cut[i].lookup);
+}
+
+/* The first layer of a group of them. */
+static unsigned group_begin(unsigned i, unsigned L)
+{
+    return (i * L + FUS_LAYER_GROUPS - 1) / FUS_LAYER_GROUPS;
+}
+
+static void put_steps(const struct wk_prompt *p, const struct fus_report *r)
+{
+    struct ctl_decision *d = p->decision;
+
+    for (unsigned i = 0; i < FUS_PARTS; i++) {
+        const struct fus_time *t = &r->part[i];
+        struct ctl_step *to = &d->measured.step[d->measured.n_step];
+        const bool layers = i >= FUS_PART_LAYERS && i < FUS_PART_HEAD;
+        if (!t->begin_ns) continue;
+        *to = (struct ctl_step){.name = i == FUS_PART_EMBED   ? "embed"
+                                        : i == FUS_PART_SCORE ? "score"
+                                        : layers              ? "layers"
+                                                              : "head",
+                                .begin_s = moment_s(p, t->begin_ns),
+                                .end_s = moment_s(p, t->end_ns),
+                                .compute_s = t->compute_ms / 1e3};
+        if (layers) to->layer_begin = group_begin(i - FUS_PART_LAYERS, d->in.L);
+        if (layers) to->layer_end = group_begin(i - FUS_PART_LAYERS + 1, d->in.L);
+        d->measured.n_step++;
+    }
+}
+
 void wk_report(struct worker *w, struct wk_prompt *p, const struct wk_outcome *r)
 {
     if (p->decision) put_ends(p, p->decision);
+    if (p->decision && r) {
+        put_loads(p, r->report->n_prefix);
+        put_steps(p, r->report);
+    }
     wk_decision_done(w, p->decision, r);
     if (r && !r->slow && r->report->n_failed_ranges == 0)
         wk_measured(w, r->prefill_ms, r->report->cost * p->n_tok);

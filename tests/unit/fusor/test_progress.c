@@ -12,6 +12,30 @@ static void open_default(struct kit *k)
     kit_open(k, &o, 2048);
 }
 
+/* The parts follow each other, and are all that was computed. */
+static void check_parts(const struct kit *k, const struct fus_report *t)
+{
+    const struct fus_time *part = t->part;
+    unsigned n_groups = 0;
+    double sum_ms = 0;
+    uint64_t at = 0;
+
+    for (int i = 0; i < FUS_PARTS; i++) {
+        const struct fus_time *p = &part[i];
+        n_groups += i >= FUS_PART_LAYERS && i < FUS_PART_HEAD && p->begin_ns > 0;
+        if (p->begin_ns == 0) continue;
+        ASSERT_TRUE(p->begin_ns >= at && p->end_ns > p->begin_ns && p->compute_ms > 0);
+        ASSERT_TRUE(p->compute_ms <= (double)(p->end_ns - p->begin_ns) / 1e6 + 1e-6);
+        at = p->end_ns;
+        sum_ms += p->compute_ms;
+    }
+    ASSERT_EQ(n_groups, k->cfg->L); /* of fewer layers than groups each has one */
+    ASSERT_TRUE(part[FUS_PART_EMBED].begin_ns > 0 && part[FUS_PART_HEAD].begin_ns > 0);
+    const bool scores = pol_strategy_asks(t->strategy) && t->n_recomputed > 0;
+    ASSERT_EQ(part[FUS_PART_SCORE].begin_ns > 0, scores);
+    ASSERT_NEAR(sum_ms, t->compute_ms, 1e-6);
+}
+
 /* It never goes back, and at most a layer's worth comes at once. */
 static void watch_progress(struct kit *k, struct prompt *p, enum pol_strategy s)
 {
@@ -41,6 +65,7 @@ static void watch_progress(struct kit *k, struct prompt *p, enum pol_strategy s)
     ASSERT_EQ(at.done, 1);
     const struct fus_report *t = fus_prefill_report(f);
     ASSERT_NEAR(held, t->n_prefix + t->n_reused, s == POL_SINK ? 2 : 0); /* as many of each chunk */
+    check_parts(k, t);
     fus_prefill_end(f);
     fus_session_destroy(sess);
 }

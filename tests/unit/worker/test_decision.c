@@ -55,6 +55,10 @@ static struct ctl_decision *any_decision(uint64_t *seed)
     d->t = share(seed) * 1e9;
     d->by = CTL_BY_CONTROLLER;
     d->measured.prefill_s = share(seed);
+    d->measured.load[1] = (struct ctl_load){-share(seed), share(seed), test_rand(seed), 3};
+    d->measured.step[0] = (struct ctl_step){"embed", 0, 0, 0, share(seed), share(seed)};
+    d->measured.step[1] = (struct ctl_step){"layers", 4, 8, 1, 2, share(seed)};
+    d->measured.n_step = 2;
     pol_control(in, &d->out, d->reuse);
     return d;
 }
@@ -87,6 +91,16 @@ TEST(what_is_read_is_what_was)
         ASSERT_EQ(number(json_object_get(out, "predicted"), "ttft_s") == d->out.predicted.ttft_s,
                   true);
         ASSERT_EQ(number(measured, "prefill_s") == d->measured.prefill_s, true);
+        const json_t *loads = json_object_get(measured, "loads"), *load = json_array_get(loads, 0);
+        ASSERT_STREQ(json_string_value(json_object_get(load, "tier")), "tier1");
+        ASSERT_TRUE(json_array_size(loads) == 1 && number(load, "records") == 3 &&
+                    number(load, "begin_s") == d->measured.load[1].begin_s);
+        const json_t *steps = json_object_get(measured, "steps");
+        const json_t *layers = json_array_get(steps, 1);
+        ASSERT_TRUE(json_array_size(steps) == 2 &&
+                    number(layers, "compute_s") == d->measured.step[1].compute_s &&
+                    !json_object_get(json_array_get(steps, 0), "layers"));
+        ASSERT_EQ(json_integer_value(json_array_get(json_object_get(layers, "layers"), 1)), 7);
         const json_t *chunks = json_object_get(in, "chunks"), *tiers = json_object_get(in, "tiers");
         ASSERT_EQ(json_array_size(chunks), d->in.n_chunk);
         for (size_t i = 0; i < d->in.n_chunk; i++) {
