@@ -14,7 +14,10 @@ async function preload(name, after) {
     const text = `Its ${LOADED} most recently used records are read into RAM, which makes room for them as for any other.`;
     if (!await confirm(`Load ${name} into RAM?`, text, "Load")) return;
     try {
-        after(`${name}: ${count((await send("POST", "/admin/tiers/preload", {tier: name, count: LOADED})).loaded)} records loaded.`);
+        let loaded = 0;
+        for (const w of state.last.workers.filter((x) => x.now))
+            loaded += (await send("POST", `/admin/tiers/preload?worker=${w.index}`, {tier: name, count: LOADED})).loaded;
+        after(`${name}: ${count(loaded)} records loaded.`);
     } catch (e) {
         after(e.message);
     }
@@ -113,7 +116,7 @@ function drawMap(records, colour, choose) {
     if (records.length === 0) return note("Nothing is stored.");
     const kind = COLOURS[colour].of(records);
     const places = squarify(records.map((r) => Math.max(1, r.bytes)), MAP);
-    const describe = (r) => `${r.kind} ${r.id.slice(0, 12)}, ${bytes(r.bytes)}, ${count(r.hits)} hits, in ${r.tiers}` +
+    const describe = (r) => `${r.kind} ${r.id.slice(0, 12)}${at(r)}, ${bytes(r.bytes)}, ${count(r.hits)} hits, in ${r.tiers}` +
         `${r.pinned ? ", pinned" : ""}`;
     return svg("svg", {class: "treemap", viewBox: `0 0 ${MAP.width} ${MAP.height}`, role: "group",
                        "aria-label": "The largest records"},
@@ -144,25 +147,29 @@ const ORDERS = { // [name, what follows, what was done]
     evict: ["Evict", "It goes from every tier; the next request that wants it computes it again.", "evicted"],
 };
 
+const at = (r) => r.worker === undefined ? "" : ` at worker ${r.worker}`; // of several
+
 async function act(r, verb, after) {
     const [name, follows, done] = ORDERS[verb];
-    const text = `${r.id}: ${count(r.tokens)} tokens, ${bytes(r.bytes)}. ${follows}`;
+    const text = `${r.id}${at(r)}: ${count(r.tokens)} tokens, ${bytes(r.bytes)}. ${follows}`;
+    const path = `/admin/chunks/${r.id}`, worker = r.worker === undefined ? "" : `?worker=${r.worker}`;
     if (!await confirm(`${name} this record?`, text, name)) return;
     try {
-        if (verb === "evict") await send("DELETE", `/admin/chunks/${r.id}`);
-        else await send("POST", `/admin/chunks/${r.id}/${verb}`);
-        after(`${r.id.slice(0, 12)}: ${done}.`);
+        if (verb === "evict") await send("DELETE", path + worker);
+        else await send("POST", `${path}/${verb}${worker}`);
+        after(`${r.id.slice(0, 12)}${at(r)}: ${done}.`);
     } catch (e) {
         after(e.message);
     }
 }
 
-function columns(after) {
-    const button = (r, verb) => h("button", {type: "button", class: "small", "data-key": `${verb}-${r.id}`,
-                                             "aria-label": `${ORDERS[verb][0]} ${r.id.slice(0, 12)}`,
+function columns(after, several) {
+    const button = (r, verb) => h("button", {type: "button", class: "small", "data-key": `${verb}-${r.id}-${r.worker}`,
+                                             "aria-label": `${ORDERS[verb][0]} ${r.id.slice(0, 12)}${at(r)}`,
                                              onclick: () => act(r, verb, after)}, ORDERS[verb][0]);
     return [
         {name: "Record", cell: (r) => h("code", {title: r.id}, r.id.slice(0, 12))},
+        several && {name: "Worker", number: true, cell: (r) => r.worker},
         {name: "Kind", wide: true, cell: (r) => r.kind},
         {name: "Tiers", cell: (r) => h("span", {class: "tag"}, r.tiers)},
         {name: "Namespace", wide: true, cut: true, text: (r) => r.namespace, cell: (r) => r.namespace ?? "–"},
@@ -173,7 +180,7 @@ function columns(after) {
         {name: "Age", number: true, wide: true, sort: "age_s", cell: (r) => age(r.age_s)},
         {name: "Unused for", number: true, sort: "idle_s", cell: (r) => age(r.idle_s)},
         {name: "Actions", hidden: true, cell: (r) => [button(r, r.pinned ? "unpin" : "pin"), " ", button(r, "evict")]},
-    ];
+    ].filter(Boolean);
 }
 
 export function open(main) {
@@ -196,7 +203,9 @@ export function open(main) {
     function drawRecords(page) {
         const onsort = (sort) => turn({sort, offset: 0, order: q.sort === sort && q.order === "desc" ? "asc" : "desc"});
         const o = {caption: "Records", sorted: q.sort, order: q.order, onsort};
-        refill(list, table(columns(done), page.data, o), pages(page));
+        const silent = page.workers?.filter((w) => w.total === null).map((w) => w.index) ?? [];
+        refill(list, table(columns(done, page.workers), page.data, o), pages(page),
+               silent.length > 0 && note(`Without those of worker ${silent.join(", ")}, which does not answer.`));
     }
 
     function drawRecordMap() {

@@ -243,6 +243,7 @@ static void look_at(struct gw_fleet *f, struct gw_target *t, const struct gw_wan
     const char *sent = NULL;
     if (t->retired || t->leaving || (t->worker ? w->upstream_only : w->worker_only)) return;
     if (passes_over(f, t, w, s->best)) return;
+    if (w->worker && w->worker != t->index + 1) return;
     if (w->upstream && (t->worker || strcmp(t->name, w->upstream) != 0)) return;
     if (w->path && !(t->up && gw_upstream_opens(t->up, w->path))) return;
     if (!t->worker && means_workers(w, s->best)) return;
@@ -250,7 +251,7 @@ static void look_at(struct gw_fleet *f, struct gw_target *t, const struct gw_wan
     if (serves == FLEET_NO) return;
     if (serves == FLEET_YES) s->known = true;
     if (serves == FLEET_PERHAPS) s->perhaps = true;
-    if (t->drained) return;
+    if (t->drained && !w->worker) return;
     if (t->health.state != GW_TARGET_READY) {
         bool loading = t->health.state == GW_TARGET_LOADING;
         bool asleep = t->health.state == GW_TARGET_ASLEEP;

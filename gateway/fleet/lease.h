@@ -29,6 +29,7 @@ struct gw_want {
     bool untried;                        /* those not even where there is no other */
     bool upstream_only;                  /* a route that no worker serves */
     bool worker_only;                    /* a route that only workers know */
+    unsigned worker;                     /* its index + 1: this one alone, drained or not; 0: any */
     enum gw_task task;                   /* of the route */
     const char *upstream;                /* this one alone, by its name; NULL: any target */
     const char *path; /* of a route that only upstreams' `paths` open; NULL: another */

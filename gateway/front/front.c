@@ -378,6 +378,7 @@ static void judge_head(struct gw_req *q, const struct gw_route *route, enum aske
                         q->http->msg.path);
         return;
     }
+    if ((route->props & GW_R_ADMIN) && !gw_worker_named(q)) return;
     if (gw_hop_loops(&q->http->msg.head, q->loop->server->hop))
         gw_answer_error(
             q, GW_E_LOOP, NULL,

@@ -148,14 +148,19 @@ static void admin_recent(struct gw_req *q)
     gw_answer_json(q, 200, &b);
 }
 
-/* Only the worker that served a request knows how it was decided. */
-static void decisions_gathered(struct gw_req *q, const struct gw_page *pages, size_t n)
+/* What says most: done, refused, not known here, no answer. */
+static int worth_of(const struct gw_page *page)
+{
+    if (page->body.len == 0 || page->status == 0) return 0;
+    return page->status == 200 ? 3 : page->status == 404 ? 1 : 2;
+}
+
+void gw_first_gathered(struct gw_req *q, const struct gw_page *pages, size_t n)
 {
     const struct gw_page *best = NULL;
     struct buf b = BUF_INIT;
     for (size_t i = 0; i < n; i++)
-        if (pages[i].body.len > 0 && (!best || (best->status != 200 && pages[i].status != 0)))
-            best = &pages[i];
+        if (worth_of(&pages[i]) > (best ? worth_of(best) : 0)) best = &pages[i];
     if (!best) {
         gw_answer_error(q, GW_E_UNAVAILABLE, NULL,
                         n ? "No worker answers." : "No worker is there.");
@@ -395,13 +400,17 @@ const struct gw_route gw_admin_routes[] = {
     {"/admin/targets", "GET", NULL, admin_targets, GW_R_ADMIN},
     {"/admin/targets/", "POST", NULL, admin_target_order, GW_R_ADMIN | GW_R_REST},
     {"/admin/decisions", "GET", NULL, gw_gather, GW_R_ADMIN, decision_lists_gathered},
-    {"/admin/decisions/", "GET", NULL, gw_gather, GW_R_ADMIN | GW_R_REST, decisions_gathered},
+    {"/admin/decisions/", "GET", NULL, gw_gather, GW_R_ADMIN | GW_R_REST, gw_first_gathered},
     {"/admin/past", "GET", NULL, gw_gather, GW_R_ADMIN, past_gathered},
-    {"/admin/heat/", "GET", NULL, gw_gather, GW_R_ADMIN | GW_R_REST, decisions_gathered},
+    {"/admin/heat/", "GET", NULL, gw_gather, GW_R_ADMIN | GW_R_REST, gw_first_gathered},
     {"/admin/reload", "POST", NULL, admin_reload, GW_R_ADMIN},
     {"/admin/boundaries", "POST", NULL, admin_boundaries, GW_R_ADMIN},
     {"/admin/segment", "POST", "/admin/segment", NULL,
      GW_R_ADMIN | GW_R_JSON | GW_R_DETECT | GW_R_WORKER | GW_R_REPEAT},
+    {"/admin/chunks", "GET", "/admin/chunks", gw_admin_chunks, GW_R_ADMIN | GW_R_WORKER,
+     gw_chunks_gathered},
+    {"/admin/chunks/", "GET, POST, DELETE", "/admin/chunks/", gw_admin_chunk,
+     GW_R_ADMIN | GW_R_REST | GW_R_WORKER, gw_first_gathered},
     {"/admin/events/kv", "GET", "/admin/events/kv", NULL, GW_R_ADMIN | GW_R_WORKER | GW_R_ENDLESS},
     {"/admin/", "GET, POST, PUT, DELETE", "/admin/", NULL, GW_R_ADMIN | GW_R_REST | GW_R_WORKER},
 };

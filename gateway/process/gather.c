@@ -10,6 +10,8 @@
 #include "gateway/front/reply.h"
 #include "gateway/request/request.h"
 
+#include <string.h>
+
 enum {
     PAGE_BYTES_MAX = 4 << 20,
     METRICS_MS = 1000, /* whoever scrapes has little patience */
@@ -81,6 +83,7 @@ static int add_accept(const struct gw_req *q, struct buf *headers)
 
 static void ask_target(struct gw_req *q, unsigned index, const char *path, struct gw_page *p)
 {
+    const char *method = q->http->msg.method;
     struct gw_fleet *f = q->loop->server->fleet;
     struct http_client *c = gw_fleet_client(f, index, q->loop->index, q->loop->http_loop);
     struct buf headers = BUF_INIT;
@@ -88,7 +91,10 @@ static void ask_target(struct gw_req *q, unsigned index, const char *path, struc
         gw_fleet_door(f, index, &headers) == 0 && add_accept(q, &headers) == 0 &&
         buf_cstr(&headers) &&
         http_call_start(
-            c, &(struct http_request){.method = "GET", .target = path, .headers = headers.data},
+            c,
+            &(struct http_request){.method = strcmp(method, "HEAD") == 0 ? "GET" : method,
+                                   .target = path,
+                                   .headers = headers.data},
             &part_ops, p, &p->call) == 0)
         p->gather->n_open++;
     if (headers.data) explicit_bzero(headers.data, headers.cap);
@@ -107,30 +113,38 @@ static struct gw_gather *gather_create(struct gw_req *q, size_t n_targets)
     return NULL;
 }
 
-void gw_gather(struct gw_req *q)
+void gw_gather_path(struct gw_req *q, struct buf *path)
 {
     struct gw_fleet *f = q->loop->server->fleet;
     size_t n = gw_fleet_count(f);
     struct gw_gather *g = gather_create(q, n);
-    const struct gw_route *route = q->route;
-    const unsigned timeout_ms = route->props & GW_R_METRICS ? METRICS_MS : OTHERS_MS;
-    struct buf path = BUF_INIT;
-    if (!g || buf_addf(&path, "%s%s", route->target ? route->target : route->path,
-                       route->props & GW_R_REST ? q->rest : "") < 0) {
+    const unsigned timeout_ms = q->route->props & GW_R_METRICS ? METRICS_MS : OTHERS_MS;
+    if (!g || !buf_cstr(path)) {
         gw_gather_cancel(g);
+        buf_fini(path);
         gw_answer_no_memory(q);
         return;
     }
     for (unsigned i = 0; i < n; i++) {
         struct gw_target_view v;
         if (!gw_fleet_view(f, i, &v) || !v.worker || v.state == GW_TARGET_RETIRED) continue;
+        if (q->want.worker && q->want.worker != i + 1) continue;
         g->page[g->n].index = i;
         g->page[g->n].gather = g;
         if (v.state == GW_TARGET_READY || v.state == GW_TARGET_DRAINING)
-            ask_target(q, i, path.data, &g->page[g->n]);
+            ask_target(q, i, path->data, &g->page[g->n]);
         g->n++;
     }
-    buf_fini(&path);
+    buf_fini(path);
     http_timer_set(&g->timer, g->n_open ? timeout_ms : 0);
     q->asking.gather = g;
+}
+
+void gw_gather(struct gw_req *q)
+{
+    const struct gw_route *route = q->route;
+    struct buf path = BUF_INIT;
+    (void)buf_addf(&path, "%s%s", route->target ? route->target : route->path,
+                   route->props & GW_R_REST ? q->rest : "");
+    gw_gather_path(q, &path);
 }

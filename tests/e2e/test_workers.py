@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Several workers: routing by what they hold, and their deaths."""
+import json
 import os
 import random
 import re
@@ -12,7 +13,7 @@ import threading
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from harness import (KVBLEND, KVBLENDCTL, STUB, WORKER, Program, free_port, gateway, listening, main,  # noqa: E402
-                     need, parse_events, read_until, tiny_model, until)
+                     need, parse_events, read_until, tiny_model, unix_request, until)
 
 WORDS = "mill river wheel night miller water stone grain field summer winter bread".split()
 
@@ -128,8 +129,72 @@ def test_evicted_chunks_are_forgotten():
         assert ask(g, TOPICS[0]) == ["computed"] * 3
 
 
+def test_records_of_all_workers_are_one_list():
+    with gateway("--worker-count", "2", "--ram", "64MiB", "--threads", "1") as g:
+        ready(g, 2)
+
+        def ask_admin(query, path="", method="GET"):
+            return unix_request(g.admin[5:], method, f"/admin/chunks{path}?{query}")
+
+        def page(query, **kw):
+            r = ask_admin(query, **kw)
+            assert r.status == 200, (query, r.status, r.body)
+            return r.json()
+        for i, w in enumerate(workers(g)):  # 0 to 4 and 3 to 8: two are at both
+            r = unix_request(w["address"][5:], "POST", "/v1/segments",
+                             json.dumps({"texts": [doc(n) for n in (range(5) if i == 0 else range(3, 9))]}).encode())
+            assert r.status == 200, r.body
+        one = [page(f"worker={i}")["data"] for i in (0, 1)]
+        of_both = set(x["id"] for x in one[0]) & set(x["id"] for x in one[1])
+        all_ = page("")
+        assert all_["workers"] == [{"index": 0, "total": 5}, {"index": 1, "total": 6}]
+        assert all_["total"] == all_["count"] == len(all_["data"]) == 11 and len(of_both) == 2
+        assert all_["tiers"] == [{"tier": "ram", "records": 11, "pinned": 0, "bytes": sum(x["bytes"] for x in all_["data"])}]
+        for i in (0, 1):
+            assert [x["id"] for x in all_["data"] if x["worker"] == i] == [x["id"] for x in one[i]]
+        for sort in ("tokens", "bytes", "hits", "contexts"):
+            for order in ("asc", "desc"):
+                whole = page(f"sort={sort}&order={order}")["data"]
+                values = [x[sort] for x in whole]
+                assert values == sorted(values, reverse=order == "desc"), (sort, order, values)
+                parts = [x for at in range(0, 12, 3) for x in page(f"sort={sort}&order={order}&offset={at}&limit=3")["data"]]
+                assert [(x["id"], x["worker"]) for x in parts] == [(x["id"], x["worker"]) for x in whole], (sort, order)
+        both = sorted(of_both)[0]
+        assert page(f"prefix={both}")["total"] == 2 and page("limit=0")["data"] == []
+        check_orders(g, page, ask_admin, both, one[1][0]["id"])
+        for bad, status in (("sort=x", 400), ("limit=5001", 400), ("offset=4000&limit=1001", 400), ("limit=x", 400),
+                            ("worker=2", 404), ("worker=", 404), ("worker=-1", 404), ("worker=1e", 404), ("worker=4294967296", 404)):
+            assert ask_admin(bad).status == status, (bad, ask_admin(bad).body)
+        pid = workers(g)[1]["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            left = page("")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert left["workers"][1] == {"index": 1, "total": None} and {x["worker"] for x in left["data"]} == {0}
+
+
+def check_orders(g, page, ask_admin, both, single):
+    """Told to one worker, or to all: each has a record of both."""
+    def pinned():
+        return [page(f"prefix={both}&worker={i}")["data"][0]["pinned"] for i in (0, 1)]
+    assert page("worker=1", path=f"/{both}/pin", method="POST")["pinned"] and pinned() == [False, True]
+    assert page("", path=f"/{both}/pin", method="POST")["pinned"] and pinned() == [True, True]
+    assert page("", path=f"/{both}/unpin", method="POST")["pinned"] is False and pinned() == [False, False]
+    assert ask_admin("", path=f"/{single}").status == 200 and ask_admin("worker=0", path=f"/{single}").status in (200, 404)
+    assert unix_request(g.admin[5:], "POST", "/admin/targets/worker-1/drain").status == 200
+    assert page("worker=1", path=f"/{both}", method="DELETE")["deleted"]
+    assert unix_request(g.admin[5:], "POST", "/admin/targets/worker-1/enable").status == 200
+    assert [x["worker"] for x in page(f"prefix={both}")["data"]] == [0]
+    assert page("", path=f"/{both}", method="DELETE")["deleted"] and ask_admin("", path=f"/{both}").status == 404
+    need(KVBLENDCTL)
+    out = subprocess.run([KVBLENDCTL, "--admin", g.admin, "ls"], capture_output=True, text=True, timeout=60).stdout
+    assert "9 records, " in out and "worker 0" in out and "worker 1" in out, out
+    one = subprocess.run([KVBLENDCTL, "--admin", g.admin, "--worker", "1", "ls"], capture_output=True, text=True, timeout=60)
+    assert "5 records, " in one.stdout and "worker" not in one.stdout, one.stdout + one.stderr
+
+
 def clear(path):
-    from harness import unix_request
     r = unix_request(path, "POST", "/admin/clear", b"{}")
     assert r.status == 200, (r.status, r.body)
 

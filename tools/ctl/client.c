@@ -91,6 +91,7 @@ static int converse(const struct ctl_args *a, struct buf *request, const struct 
     char method[8];
     add_address(a, &address);
     add_headers(a, &headers);
+    if (strstr(buf_cstr(request), " /admin/")) ctl_parameter(request, "worker", a->worker);
     const char *line = buf_cstr(request);
     size_t n = strcspn(line, " ");
     (void)snprintf(method, sizeof method, "%.*s", (int)n, line);

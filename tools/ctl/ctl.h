@@ -20,6 +20,7 @@ struct ctl_args {
     const char *name_space, *tier; /* NULL: not given */
     const char *rounds;            /* NULL: not given */
     const char *sort, *limit;      /* NULL: not given */
+    const char *worker;            /* NULL: not given */
     bool json, all, no_wait, chunks_only, yes, dry_run, watch, help;
     const char *operand; /* the first: ID, FILE or TIER */
     const char *second;  /* SIZE, POLICY, COUNT or NULL */

@@ -11,8 +11,9 @@
     "ID\tKIND\t^TOKENS\t^SIZE\t^HITS\tTIERS\t^IDLE\tNAMESPACE\tFLAGS\n"                            \
     "<data:{id:.12}\t{kind}\t{tokens}\t{bytes:bytes}\t{hits}\t{tiers}\t"                           \
     "[{?building}-|{idle_s:time}]\t" NAMESPACE "\t"                                                \
-    "[{?pinned}pinned ][{?building}building ][{?contexts>0}{contexts} contexts]\n>"                \
-    "{count} records, {bytes:bytes}\n"
+    "[{?pinned}pinned ][{?building}building ][{?contexts>0}{contexts} contexts]"                   \
+    "[{?worker} worker {worker}]\n>"                                                               \
+    "{count} records[{?total} of {total}], {bytes:bytes}\n"
 
 static const char record_view[] =
     "id       {id}\nkind     {kind}\ntokens   {tokens}\nsize     {bytes:bytes}\n"
@@ -27,6 +28,9 @@ static void prepare_list(json_t *answer)
     json_t *data = json_object_get(answer, "data"), *e;
     double bytes = 0;
     size_t i;
+    /* Of several workers the first few thousand come; less by --limit is meant. */
+    if (ctl_num(answer, "total") <= ctl_num(answer, "count"))
+        (void)json_object_del(answer, "total");
     json_array_foreach(data, i, e) bytes += ctl_num(e, "bytes");
     (void)json_object_set_new(answer, "count", json_integer((json_int_t)i));
     (void)json_object_set_new(answer, "bytes", json_real(bytes));
@@ -39,7 +43,7 @@ static int ask_records(const struct ctl_args *a, const char *prefix, bool going,
     struct ctl_reply r;
     size_t i;
     json_t *e;
-    int rc = ctl_request(a, "GET /admin/chunks", "", &r);
+    int rc = ctl_request(a, "GET /admin/chunks?prefix=*", prefix, &r);
     if (rc != CTL_OK) return rc;
     json_t *found = json_array();
     json_array_foreach(json_object_get(r.json, "data"), i, e)
@@ -77,7 +81,8 @@ static int find_records(const struct ctl_args *a, bool going, json_t **ret)
 
 int ctl_resolve(const struct ctl_args *a, char ret_id[33])
 {
-    const struct ctl_args everywhere = {.admin = a->admin, .json = a->json, .operand = a->operand};
+    const struct ctl_args everywhere = {
+        .admin = a->admin, .json = a->json, .operand = a->operand, .worker = a->worker};
     json_t *found;
     int rc = find_records(&everywhere, false, &found);
     if (rc != CTL_OK) return rc;
@@ -127,7 +132,7 @@ static int evict(const struct ctl_args *a)
 /* "what redis holds, …": such a tier lists nothing. "": none is meant. */
 static int ask_remote(const struct ctl_args *a, char ret[80])
 {
-    const struct ctl_args all = {.admin = a->admin, .json = a->json};
+    const struct ctl_args all = {.admin = a->admin, .json = a->json, .worker = a->worker};
     struct ctl_reply r;
     size_t i;
     const json_t *e;
