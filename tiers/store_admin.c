@@ -293,6 +293,9 @@ int store_set_quota(struct store *s, const char *tier, const char *ns, uint64_t 
         if (!tier_meant(&s->tier[i], tier)) continue;
         int q = t->ops->set_quota(t, ns_hash, bytes);
         if (q < 0 && (tier || q != -ENOTSUP)) r = q;
+        pthread_mutex_lock(&s->m);
+        if (q >= 0) (void)quota_set(&s->tier[i].caps, ns_hash, bytes, 0);
+        pthread_mutex_unlock(&s->m);
     }
     return r;
 }

@@ -33,6 +33,11 @@ long store_clear(struct store *s, const char *tier, const char *ns, bool also_pi
 /* Bring into RAM what a slower tier has (warm-up after a restart): the n most recently used
  * records. Waits. Returns how many. */
 long store_preload(struct store *s, const char *tier, size_t n);
+/* To that tier, and out of those that are faster: into RAM from where it is, or from RAM once the
+ * tier has it. Waits, until_ns at the longest (clock_ns()). 1; 0 no tier has it; -EINVAL not such a
+ * tier, or a direct one; -EBUSY pinned or in use: a faster one keeps it; -ENOSPC no room, or the
+ * tier does not take it; -EIO, -ETIMEDOUT. */
+int store_move(struct store *s, const struct tier_key *k, const char *tier, uint64_t until_ns);
 /* Read a record back from every tier that has it (or from one) and check every byte; `k` NULL: all
  * records of RAM and the local tiers (or of one tier). Waits. What is unreadable: the error, behind
  * the others' count. */
@@ -48,6 +53,17 @@ void store_interrupt(struct store *s);
 int store_resize(struct store *s, const char *tier, uint64_t bytes);
 int store_set_policy(struct store *s, const char *tier, enum evict_policy p);
 int store_set_quota(struct store *s, const char *tier, const char *ns, uint64_t bytes); /* 0 none */
+/* What namespaces have in RAM and the local tiers, and may have there. Those with neither a record
+ * nor a cap are not known. */
+struct store_space {
+    uint64_t ns_hash;
+    struct store_space_at {
+        uint64_t n_records, bytes, cap_bytes; /* cap 0: none */
+    } at[1 + STORE_TIERS_MAX];                /* RAM, then the tiers, of which remote ones list
+                                                 nothing */
+};
+/* [*ret_n] by hash, the caller's to mem_free(); 0, -ENOMEM or as a tier says. */
+int store_spaces(struct store *s, struct store_space **ret, size_t *ret_n);
 void store_set_ttl(struct store *s, const char *ns, uint64_t ttl_ms); /* of records to come */
 /* Wait for write-behind to be done; 0 = however long it takes. -ETIMEDOUT. */
 int store_flush(struct store *s, uint64_t deadline_ns);

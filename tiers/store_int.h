@@ -63,6 +63,7 @@ struct store_tier {
     unsigned n_writes;
     uint64_t retry_ns; /* its queue was full: not before */
     uint64_t hits, hit_bytes, misses[STORE_MISS_COUNT], inflight_bytes;
+    struct quota caps; /* as they were set: what is used of them the tier knows */
     _Atomic uint64_t moved_bytes; /* of parts that have come, of whatever record */
     double bytes_per_s, first_ms, rest_ms_per_byte; /* moving averages of loads, predict_ms() */
     uint64_t measured_ns;

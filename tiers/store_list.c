@@ -202,14 +202,19 @@ static int by_use(const void *a, const void *b)
     return x->used_s > y->used_s ? -1 : x->used_s < y->used_s;
 }
 
+static bool has_room(struct store *s, uint64_t bytes)
+{
+    pthread_mutex_lock(&s->m);
+    bool room = s->stats.used_bytes + bytes <= water_bytes(s, WATER_LOW_PCT);
+    pthread_mutex_unlock(&s->m);
+    return room;
+}
+
 /* Begin to load a record ahead of requests; false: it is here, on its way, or has no room. */
 static bool preload_begin(struct store *s, const struct store_info *i, struct store_pin **ret)
 {
     struct entry *e;
-    pthread_mutex_lock(&s->m);
-    bool room = s->stats.used_bytes + i->size_bytes <= water_bytes(s, WATER_LOW_PCT);
-    pthread_mutex_unlock(&s->m);
-    struct store_pin *p = room ? mem_zalloc(sizeof *p) : NULL;
+    struct store_pin *p = mem_zalloc(sizeof *p);
     if (!p) return false;
     if (load_enter(s, &i->key, i->n_tokens, &e) != 1) {
         mem_free(p);
@@ -249,7 +254,7 @@ long store_preload(struct store *s, const char *tier, size_t n)
     size_t k = 0;
     for (size_t i = 0; i < l.n && k < n && r >= 0 && !s->interrupted; i++) {
         struct store_pin *p;
-        if (!preload_begin(s, &l.info[i], &p)) continue;
+        if (!has_room(s, l.info[i].size_bytes) || !preload_begin(s, &l.info[i], &p)) continue;
         done += preload_end(pin[k % AHEAD]);
         pin[k++ % AHEAD] = p;
     }
@@ -258,6 +263,160 @@ long store_preload(struct store *s, const char *tier, size_t n)
     mem_free(l.info);
     return r < 0 ? r : done;
 }
+
+/* ---- from tier to tier ---- */
+
+/* 1 it is in RAM, 0 nowhere. Others make room for it, as for any that is asked for. */
+static int move_up(struct store *s, const struct tier_key *k)
+{
+    struct store_info i;
+    struct store_pin *p = NULL;
+    if (store_in_ram(s, k)) return 1;
+    if (!find_listed(s, k, true, &i)) return 0;
+    if (preload_begin(s, &i, &p) && preload_end(p)) return 1;
+    return store_in_ram(s, k) ? 1 : -ENOSPC;
+}
+
+/* What RAM has, into tier i: 1 it is there. */
+static int move_down(struct store *s, const struct tier_key *k, unsigned i, uint64_t until_ns)
+{
+    const uint8_t bit = (uint8_t)(1u << i);
+    struct tier *t = s->tier[i].t;
+    struct entry *e = entry_hold(s, k);
+    if (!e) return 0;
+    bool gone = t->ops->find(t, k) == 0; /* evicted there since it was written */
+    pthread_mutex_lock(&s->m);
+    if (gone) e->write.clean &= (uint8_t)~bit;
+    if (!(e->write.clean & bit)) e->write.want |= bit;
+    const bool waits = e->write.want & bit;
+    write_queue(s, e, e->write.want & bit);
+    pthread_mutex_unlock(&s->m);
+    int r = waits ? store_flush(s, until_ns) : 0;
+    pthread_mutex_lock(&s->m);
+    const bool there = e->write.clean & bit && !(e->write.want & bit);
+    pthread_mutex_unlock(&s->m);
+    entry_unref(s, e);
+    return there ? 1 : r < 0 ? r : -ENOSPC;
+}
+
+int store_move(struct store *s, const struct tier_key *k, const char *tier, uint64_t until_ns)
+{
+    unsigned i = 0;
+    if (ram_meant(tier)) return tier ? move_up(s, k) : -EINVAL;
+    while (i < s->n_tiers && strcmp(s->tier[i].t->name, tier) != 0)
+        i++;
+    if (i == s->n_tiers || s->tier[i].t == s->direct) return -EINVAL;
+    struct tier *to = s->tier[i].t;
+    bool there = !store_in_ram(s, k) && !to->shared && to->ops->find(to, k) == 1;
+    int r = there ? 1 : move_up(s, k);
+    if (r == 1 && !there) r = move_down(s, k, i, until_ns);
+    if (r == 1 && store_evict(s, k, "ram") == -EBUSY) r = -EBUSY;
+    for (unsigned n = 0; r == 1 && n < i; n++) {
+        struct tier *t = s->tier[n].t;
+        if (t->ops->remove(t, k, false) == -EBUSY) r = -EBUSY;
+    }
+    return r;
+}
+
+/* ---- by namespace ---- */
+
+struct share { /* of a namespace: a record; a cap, when it has no bytes */
+    uint64_t ns_hash, bytes;
+    size_t at;
+};
+struct shares {
+    struct share *v;
+    size_t n, cap, at;
+};
+
+static int share_add(struct shares *l, uint64_t ns_hash, uint64_t bytes)
+{
+    if (l->n == l->cap) {
+        size_t cap = l->cap ? 2 * l->cap : 256;
+        struct share *p = mem_realloc(l->v, cap * sizeof *p);
+        if (!p) return -ENOMEM;
+        l->v = p;
+        l->cap = cap;
+    }
+    l->v[l->n++] = (struct share){ns_hash, bytes, l->at};
+    return 0;
+}
+
+static int share_of(void *ctx, const struct tier_info *i)
+{
+    return share_add(ctx, i->ns_hash, i->size_bytes);
+}
+
+static int by_hash(const void *a, const void *b)
+{
+    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b; /* their first member */
+    return x < y ? -1 : x > y;
+}
+
+/* m held. */
+static int shares_ram(struct store *s, struct shares *l)
+{
+    int r = 0;
+    for (struct entry_link *at = s->all.next; at != &s->all && r == 0; at = at->next) {
+        const struct entry *e = LINK_ENTRY(at, all);
+        if (e->state == ENTRY_LOADING || e->state == ENTRY_DEAD) continue; /* as list_ram() */
+        r = share_add(l, e->desc.ns_hash, e->cost.all_bytes);
+    }
+    return r;
+}
+
+static const struct quota *caps_at(const struct store *s, size_t at)
+{
+    return at == 0 ? &s->quota : &s->tier[at - 1].caps;
+}
+
+static int shares_all(struct store *s, struct shares *l)
+{
+    int r = 0;
+    for (size_t at = 0; at <= s->n_tiers && r == 0; at++) {
+        struct tier *t = at ? s->tier[at - 1].t : NULL;
+        l->at = at;
+        if (t && !t->shared) r = t->ops->scan(t, share_of, l);
+        pthread_mutex_lock(&s->m);
+        if (!t) r = shares_ram(s, l);
+        for (size_t i = 0; i < caps_at(s, at)->n && r == 0; i++)
+            r = share_add(l, caps_at(s, at)->cell[i].ns_hash, 0);
+        pthread_mutex_unlock(&s->m);
+    }
+    return r;
+}
+
+int store_spaces(struct store *s, struct store_space **ret, size_t *ret_n)
+{
+    struct shares l = {0};
+    struct store_space *space = NULL;
+    size_t n = 0;
+    int r = shares_all(s, &l);
+    if (l.n) qsort(l.v, l.n, sizeof *l.v, by_hash);
+    if (r == 0) space = mem_zalloc((l.n + 1) * sizeof *space); /* as many as records, at most */
+    for (size_t i = 0; space && i < l.n; i++) {
+        if (n == 0 || space[n - 1].ns_hash != l.v[i].ns_hash) space[n++].ns_hash = l.v[i].ns_hash;
+        struct store_space_at *at = &space[n - 1].at[l.v[i].at];
+        at->bytes += l.v[i].bytes;
+        at->n_records += l.v[i].bytes > 0;
+    }
+    mem_free(l.v);
+    if (!space) return r < 0 ? r : -ENOMEM;
+    pthread_mutex_lock(&s->m);
+    for (size_t at = 0; at <= s->n_tiers; at++) {
+        for (size_t i = 0; i < caps_at(s, at)->n; i++) {
+            const struct quota_cell *c = &caps_at(s, at)->cell[i];
+            struct store_space *x = bsearch(&c->ns_hash, space, n, sizeof *space, by_hash);
+            if (x) x->at[at].cap_bytes = c->cap_bytes;
+        }
+    }
+    pthread_mutex_unlock(&s->m);
+    *ret = space;
+    *ret_n = n;
+    return 0;
+}
+
+/* ---- checking ---- */
 
 /* Every byte: 0, or as group_check(). */
 static int check_all(const struct store *s, const struct entry *e)

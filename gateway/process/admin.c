@@ -119,6 +119,11 @@ static void mrc_gathered(struct gw_req *q, const struct gw_page *pages, size_t n
     answer_pages(q, pages, n, "mrc");
 }
 
+static void namespaces_gathered(struct gw_req *q, const struct gw_page *pages, size_t n)
+{
+    answer_pages(q, pages, n, "namespaces");
+}
+
 static void past_gathered(struct gw_req *q, const struct gw_page *pages, size_t n)
 {
     answer_pages(q, pages, n, "past");
@@ -411,6 +416,7 @@ const struct gw_route gw_admin_routes[] = {
      gw_chunks_gathered},
     {"/admin/chunks/", "GET, POST, DELETE", "/admin/chunks/", gw_admin_chunk,
      GW_R_ADMIN | GW_R_REST | GW_R_WORKER, gw_first_gathered},
+    {"/admin/namespaces", "GET", NULL, gw_gather, GW_R_ADMIN, namespaces_gathered},
     {"/admin/events/kv", "GET", "/admin/events/kv", NULL, GW_R_ADMIN | GW_R_WORKER | GW_R_ENDLESS},
     {"/admin/", "GET, POST, PUT, DELETE", "/admin/", NULL, GW_R_ADMIN | GW_R_REST | GW_R_WORKER},
 };

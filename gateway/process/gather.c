@@ -16,6 +16,7 @@ enum {
     PAGE_BYTES_MAX = 4 << 20,
     METRICS_MS = 1000, /* whoever scrapes has little patience */
     OTHERS_MS = 2000,
+    ORDERS_MS = 40000, /* a record is moved: the worker gives up before */
 };
 
 struct gw_gather {
@@ -118,7 +119,9 @@ void gw_gather_path(struct gw_req *q, struct buf *path)
     struct gw_fleet *f = q->loop->server->fleet;
     size_t n = gw_fleet_count(f);
     struct gw_gather *g = gather_create(q, n);
-    const unsigned timeout_ms = q->route->props & GW_R_METRICS ? METRICS_MS : OTHERS_MS;
+    const unsigned timeout_ms = q->route->props & GW_R_METRICS                ? METRICS_MS
+                                : strcmp(q->http->msg.method, "POST") == 0 ? ORDERS_MS
+                                                                           : OTHERS_MS;
     if (!g || !buf_cstr(path)) {
         gw_gather_cancel(g);
         buf_fini(path);

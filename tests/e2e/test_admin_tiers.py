@@ -122,6 +122,39 @@ def test_evict_clear_preload():
         assert s.tier("nvme")["used_bytes"] == s.tier("nvme")["records"] == 0
 
 
+def test_records_move_and_namespaces_hold():
+    with Site() as s:
+        mine, theirs = s.build(range(3), namespace="mine"), s.build(range(3, 5), namespace="<b>theirs</b>")
+        one = mine[0]
+
+        def tiers_of(id_):
+            return next(x["tiers"] for x in s.json("ls")["data"] if x["id"] == id_)
+        assert s.ctl("move", one[:10], "nvme") == f"{one} is in nvme\n" and tiers_of(one) == "nvme"
+        assert s.json("move", one, "nvme")["tiers"] == "nvme"
+        assert s.json("move", one, "ram")["tiers"] == "ram,nvme" and tiers_of(one) == "ram,nvme"
+        s.ctl("evict", one, "--tier", "nvme")
+        assert tiers_of(one) == "ram" and s.json("move", one, "nvme")["tiers"] == "nvme"
+        s.ctl("pin", theirs[0])
+        assert "pinned or in use" in s.ctl("move", theirs[0], "nvme", status=1) and tiers_of(theirs[0]) == "ram,nvme"
+        for bad, why in ((("move", one, "redis"), "No tier 'redis'"), (("move", "0" * 32, "ram"), "No segment"),
+                         (("move", "x", "ram"), "is no id"), (("move", one, ""), "tier")):
+            assert why in s.ctl(*bad, status=2 if why == "is no id" else 1), bad
+        r = unix_request(s.g.admin[5:], "POST", f"/admin/chunks/{one}/move")
+        assert r.status == 400 and r.error()["param"] == "tier", r.body
+        s.ctl("quota", "ram", "1MiB", "--namespace", "/mine")
+        s.ctl("quota", "nvme", "3MiB", "--namespace", "/none")
+        got = {x["namespace"]: {t["tier"]: t for t in x["tiers"]} for x in s.json("namespaces")["workers"][0]["namespaces"]["data"]}
+        assert set(got) == {"/mine", "/<b>theirs</b>", "/none"}, got
+        assert [(t, x["records"], x["cap_bytes"]) for t, x in got["/mine"].items()] == [("ram", 2, MIB), ("nvme", 3, 0)]
+        assert [(t, x["records"], x["cap_bytes"]) for t, x in got["/<b>theirs</b>"].items()] == [("ram", 2, 0), ("nvme", 2, 0)]
+        assert got["/none"] == {"nvme": {"tier": "nvme", "records": 0, "bytes": 0, "cap_bytes": 3 * MIB}}, got
+        held = s.json("ls", "--tier", "nvme", "--namespace", "/mine")["data"]
+        assert got["/mine"]["nvme"]["bytes"] == sum(x["bytes"] for x in held), (got, held)
+        shown = s.ctl("namespaces")
+        assert "/mine" in shown and "1.0 MiB" in shown and shown.splitlines()[0].split() == \
+            ["WORKER", "NAMESPACE", "TIER", "RECORDS", "SIZE", "OF"], shown
+
+
 def test_sizes_policies_and_quotas():
     with Site() as s:
         others = set(s.build(range(6)))

@@ -27,6 +27,7 @@ COMMANDS = {  # operands, and the options that go with it
     "enable": (["a"], ""), "reload": ([], ""), "profile": ([], ""), "tiers": ([], "--watch"), "mrc": ([], "--watch"),
     "doctor": ([], "--watch"), "top": ([], "--sort --limit"), "history": ([], "--sort --limit --watch"),
     "ls": ([], "--chunks --tier --namespace --sort --limit --watch"), "show": (["ab"], ""), "pin": (["ab"], ""), "unpin": (["ab"], ""),
+    "move": (["ab", "ram"], ""), "namespaces": ([], "--watch"),
     "evict": (["ab"], "--tier --yes --dry-run"), "clear": ([], "--all --tier --namespace --yes --dry-run"),
     "warm": ([__file__], "--namespace --no-wait"), "segment": ([__file__], "--namespace"), "explain": (["r"], ""),
     "verify": ([], "--tier"), "preload": (["nvme"], ""), "flush": ([], ""),

@@ -42,7 +42,10 @@ def closed(schema):
 
 
 def spelled(path, parameters):
-    """The path with each of the words that a place in it may hold, in their order: what is pinned is unpinned, too."""
+    """The path with each of the words that a place in it may hold, in their order: what is pinned is unpinned, too; and
+    what its query has to say."""
+    needed = [f"{p['name']}={p['schema']['enum'][0]}" for p in parameters if p["in"] == "query" and p.get("required")]
+    path = "?".join([path, *needed])
     for p in parameters:
         words = p["schema"].get("enum") if p["in"] == "path" else None
         if words:

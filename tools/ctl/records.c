@@ -15,6 +15,11 @@
     "[{?worker} worker {worker}]\n>"                                                               \
     "{count} records[{?total} of {total}], {bytes:bytes}\n"
 
+static const char namespaces_view[] =
+    "[{?rows.0}^WORKER\tNAMESPACE\tTIER\t^RECORDS\t^SIZE\t^OF\n|nothing is stored\n]"
+    "<rows:{worker}\t" NAMESPACE
+    "\t{tier}\t{records}\t{bytes:bytes}\t[{?cap_bytes>0}{cap_bytes:bytes}|-]\n>";
+
 static const char record_view[] =
     "id       {id}\nkind     {kind}\ntokens   {tokens}\nsize     {bytes:bytes}\n"
     "space    " NAMESPACE "\ntiers    {tiers}\nhits     {hits}\n"
@@ -22,6 +27,27 @@ static const char record_view[] =
     "pinned   [{?pinned}yes|no]\nbuilding [{?building}yes|no]\ncontexts {contexts}[{?contexts>0} "
     "of "
     "{context_tokens} tokens]\n";
+
+/* A row for each tier of each namespace of each worker. */
+static void prepare_namespaces(json_t *answer)
+{
+    json_t *rows = json_array(), *worker, *space, *tier;
+    size_t i, j, k;
+    json_array_foreach(json_object_get(answer, "workers"), i, worker)
+    {
+        json_array_foreach(json_object_get(json_object_get(worker, "namespaces"), "data"), j, space)
+        {
+            json_array_foreach(json_object_get(space, "tiers"), k, tier)
+            {
+                (void)json_object_update(tier, space);
+                (void)json_object_del(tier, "tiers");
+                (void)json_object_set(tier, "worker", json_object_get(worker, "index"));
+                (void)json_array_append(rows, tier);
+            }
+        }
+    }
+    (void)json_object_set_new(answer, "rows", rows);
+}
 
 static void prepare_list(json_t *answer)
 {
@@ -110,6 +136,18 @@ static int may_go(const struct ctl_args *a, json_t *going, const char *more)
     return CTL_OK;
 }
 
+static int move(const struct ctl_args *a)
+{
+    struct ctl_args to = *a;
+    struct ctl_reply r;
+    char id[33];
+    int rc = ctl_resolve(a, id);
+    to.tier = a->second;
+    if (rc == CTL_OK) rc = ctl_request(&to, "POST /admin/chunks/*/move", id, &r);
+    if (rc == CTL_OK) ctl_show(a, &r, "{id} is in {tiers}\n");
+    return rc;
+}
+
 static int evict(const struct ctl_args *a)
 {
     struct ctl_reply r;
@@ -180,6 +218,9 @@ const struct ctl_command ctl_records[] = {
     {"pin", "ID", 0, "keep a record from being evicted", "POST /admin/chunks/*/pin",
      "pinned {id}\n"},
     {"unpin", "ID", 0, "let it be evicted again", "POST /admin/chunks/*/unpin", "unpinned {id}\n"},
+    {"move", "ID TIER", 0, "to that tier, and out of the faster ones", .run = move},
+    {"namespaces", NULL, CTL_WATCH, "what namespaces have in each tier, and may have",
+     "GET /admin/namespaces", namespaces_view, prepare_namespaces},
     {"evict", "ID", CTL_TIER | CTL_ASKS, "drop one record, or all whose IDs begin so",
      .run = evict},
     {"clear", NULL, CTL_ALL | CTL_TIER | CTL_NAMESPACE | CTL_ASKS, "drop all but pinned records",

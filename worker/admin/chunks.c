@@ -1,4 +1,5 @@
-/* Admin routes of records: a page of the listing, one record, pins and removal. */
+/* Admin routes of records: a page of the listing, one record, pins, moves and removal; what
+ * namespaces have. */
 #include "base/clock.h"
 #include "tiers/store_admin.h"
 #include "worker/admin/routes.h"
@@ -273,22 +274,77 @@ static void reply_chunk(struct worker *w, struct wk_call *c, const struct tier_k
     wk_reply_buf(c, 200, &b);
 }
 
-void wk_admin_chunk_get(struct worker *w, struct wk_call *c, const char *id)
+void wk_admin_chunk(struct worker *w, struct wk_call *c, const char *id)
 {
     struct tier_key k;
+    char tier[16];
 
-    if (wk_segment_id(c, id, &k) == 0) reply_chunk(w, c, &k);
+    if (strcmp(c->r->msg.method, "DELETE") == 0) {
+        if (query_tier(w, c, tier, sizeof tier)) wk_segment_drop(w, c, id, *tier ? tier : NULL);
+    } else if (wk_segment_id(c, id, &k) == 0) {
+        reply_chunk(w, c, &k);
+    }
 }
 
-void wk_admin_chunk_drop(struct worker *w, struct wk_call *c, const char *id)
+struct move {
+    struct wk_task t; /* the first member */
+    struct tier_key key;
+    char tier[16];
+};
+
+static int move_refused(struct wk_task *t, const char *tier, int rc)
+{
+    if (rc == -EBUSY)
+        return api_err_set(&t->e, API_SEGMENT_PINNED, "id",
+                           "The segment is pinned or in use, and stays where it is as well.");
+    if (rc == -EINVAL)
+        return api_err_set(&t->e, API_NOT_SUPPORTED, "tier",
+                           "Nothing is moved to '%s': it gets what is used again.", tier);
+    if (rc == -ENOSPC)
+        return api_err_set(&t->e, API_NO_ROOM, "tier", "'%s' has no room for it.", tier);
+    if (rc == -ETIMEDOUT)
+        return api_err_set(&t->e, API_TIMEOUT, NULL, "Records are still waiting to be written.");
+    return api_err_set(&t->e, API_TIER_FAILED, "tier", "It could not be moved to '%s' (%s).", tier,
+                       err_name(rc));
+}
+
+static int move_chunk(struct wk_task *t)
+{
+    const uint64_t most_ns = 30ull * 1000000000; /* chosen: an operator waits that long */
+    struct move *m = (struct move *)t;
+    struct store_info i;
+    char hex[33];
+
+    tier_key_hex(&m->key, hex);
+    if (!*m->tier) return api_missing(&t->e, "tier", "");
+    int rc = store_move(t->w->store, &m->key, m->tier, clock_ns() + most_ns);
+    if (rc == 0)
+        return api_err_set(&t->e, API_SEGMENT_NOT_FOUND, "id", "No segment '%s' is stored here.",
+                           hex);
+    if (rc < 0) return move_refused(t, m->tier, rc);
+    if (store_get_info(t->w->store, &m->key, &i) == 1)
+        put_one(t->w, &t->out, &i);
+    else /* a remote tier lists nothing */
+        buf_addf(&t->out, "{\"id\":\"%s\",\"tier\":\"%s\",\"tiers\":\"%s\"}", hex, m->tier,
+                 m->tier);
+    return buf_status(&t->out);
+}
+
+static void start_move(struct worker *w, struct wk_call *c, const struct tier_key *k)
 {
     char tier[16];
 
-    if (query_tier(w, c, tier, sizeof tier)) wk_segment_drop(w, c, id, *tier ? tier : NULL);
+    if (!query_tier(w, c, tier, sizeof tier)) return;
+    struct move *m =
+        (struct move *)wk_task_create(c, &(struct wk_work){.bytes = sizeof *m, .run = move_chunk});
+    if (!m) return;
+    m->key = *k;
+    memcpy(m->tier, tier, sizeof tier);
+    wk_task_submit(&m->t);
 }
 
-/* "ID/pin" or "ID/unpin" */
-void wk_admin_chunk_pin(struct worker *w, struct wk_call *c, const char *rest)
+/* "ID/pin", "ID/unpin" or "ID/move" */
+void wk_admin_chunk_order(struct worker *w, struct wk_call *c, const char *rest)
 {
     const char *verb = strchr(rest, '/');
     const bool pin = verb && strcmp(verb, "/pin") == 0;
@@ -297,9 +353,13 @@ void wk_admin_chunk_pin(struct worker *w, struct wk_call *c, const char *rest)
 
     (void)snprintf(hex, sizeof hex, "%.*s", verb ? (int)(verb - rest) : 39, rest);
     if (wk_segment_id(c, hex, &k) < 0) return;
+    if (verb && strcmp(verb, "/move") == 0) {
+        start_move(w, c, &k);
+        return;
+    }
     if (!pin && (!verb || strcmp(verb, "/unpin") != 0)) {
         wk_refuse(c, API_METHOD_NOT_ALLOWED, "GET, DELETE, POST",
-                  "Use GET or DELETE on a record, POST on its /pin and /unpin.");
+                  "Use GET or DELETE on a record, POST on its /pin, /unpin and /move.");
         return;
     }
     int rc = store_set_pinned(w->store, &k, pin);
@@ -308,4 +368,76 @@ void wk_admin_chunk_pin(struct worker *w, struct wk_call *c, const char *rest)
                   "As many bytes are pinned as may be; unpin others first.");
     else
         reply_chunk(w, c, &k);
+}
+
+/* ---- by namespace; on a helper, as the listing ---- */
+enum { SPACES_MAX = 200 }; /* chosen: of one answer; those that have most, or a cap */
+
+static uint64_t all_bytes(const struct store_space *s)
+{
+    uint64_t bytes = 0;
+
+    for (size_t i = 0; i < STORE_TIERS_MAX + 1; i++)
+        bytes += s->at[i].bytes;
+    return bytes;
+}
+
+static bool is_capped(const struct store_space *s)
+{
+    bool capped = false;
+
+    for (size_t i = 0; i < STORE_TIERS_MAX + 1; i++)
+        capped |= s->at[i].cap_bytes > 0;
+    return capped;
+}
+
+static int by_need(const void *a, const void *b)
+{
+    const struct store_space *x = a, *y = b;
+    const uint64_t bx = all_bytes(x), by = all_bytes(y);
+
+    if (is_capped(x) != is_capped(y)) return is_capped(x) ? -1 : 1;
+    if (bx != by) return bx > by ? -1 : 1;
+    return x->ns_hash < y->ns_hash ? -1 : 1;
+}
+
+static void put_space(struct worker *w, struct buf *b, const struct store_space *s)
+{
+    const char *comma = "";
+
+    buf_addf(b, "{\"namespace_hash\":\"%016llx\",\"namespace\":",
+             (unsigned long long)s->ns_hash);
+    wk_namespaces_put(w->namespaces, s->ns_hash, b);
+    buf_adds(b, ",\"tiers\":[");
+    for (size_t i = 0; i <= store_n_tiers(w->store); i++) {
+        const struct store_space_at *at = &s->at[i];
+        struct store_tier_stats tier = {.name = "ram"};
+        if (i > 0) store_get_tier_stats(w->store, i - 1, &tier);
+        if (at->n_records == 0 && at->cap_bytes == 0) continue;
+        buf_addf(b, "%s{\"tier\":\"%s\",\"records\":%llu,\"bytes\":%llu,\"cap_bytes\":%llu}",
+                 comma, tier.name, (unsigned long long)at->n_records,
+                 (unsigned long long)at->bytes, (unsigned long long)at->cap_bytes);
+        comma = ",";
+    }
+    buf_adds(b, "]}");
+}
+
+int wk_admin_namespaces(struct wk_task *t)
+{
+    struct store_space *s = NULL;
+    size_t n = 0;
+    int rc = store_spaces(t->w->store, &s, &n);
+
+    if (rc < 0)
+        return api_err_set(&t->e, API_TIER_FAILED, NULL, "A tier could not be listed (%s).",
+                           err_name(rc));
+    qsort(s, n, sizeof *s, by_need);
+    buf_addf(&t->out, "{\"object\":\"list\",\"total\":%zu,\"data\":[", n);
+    for (size_t i = 0; i < n && i < SPACES_MAX; i++) {
+        if (i > 0) buf_addc(&t->out, ',');
+        put_space(t->w, &t->out, &s[i]);
+    }
+    buf_adds(&t->out, "]}");
+    mem_free(s);
+    return buf_status(&t->out);
 }

@@ -26,9 +26,9 @@ void wk_admin_heat(struct worker *w, struct wk_call *c, const char *id);
 int wk_admin_segment(struct wk_task *t);
 /* chunks.c */
 void wk_admin_chunks(struct worker *w, struct wk_call *c, const char *rest);
-void wk_admin_chunk_get(struct worker *w, struct wk_call *c, const char *id);
-void wk_admin_chunk_drop(struct worker *w, struct wk_call *c, const char *id);
-void wk_admin_chunk_pin(struct worker *w, struct wk_call *c, const char *rest);
+void wk_admin_chunk(struct worker *w, struct wk_call *c, const char *id); /* GET, DELETE */
+void wk_admin_chunk_order(struct worker *w, struct wk_call *c, const char *rest);
+int wk_admin_namespaces(struct wk_task *t);
 /* admin_mrc.c */
 void wk_admin_mrc(struct worker *w, struct wk_call *c, const char *rest);
 /* doctor.c */

@@ -542,3 +542,96 @@ TEST(the_arenas_table_is_within_the_budget)
     }
     store_destroy(s);
 }
+
+/* Where the chunk is: a bit for RAM, one for each tier. */
+static int places(struct store *s, struct mock *m[2], int chunk)
+{
+    struct tier_key k = kit_key(&kit_small, chunk);
+    return store_in_ram(s, &k) | has(m[0], chunk) << 1 | has(m[1], chunk) << 2;
+}
+
+static int move_to(struct store *s, int chunk, const char *tier)
+{
+    struct tier_key k = kit_key(&kit_small, chunk);
+    return store_move(s, &k, tier, clock_ns() + 10000000000ull);
+}
+
+TEST(a_record_moves_from_tier_to_tier)
+{
+    struct mock *m[2];
+    struct store *s = two_tiers(4 * MIB, m);
+    struct tier_key k = kit_key(&kit_small, 1);
+    struct store_pin *pin;
+    enum store_miss why;
+    ASSERT_EQ(kit_put(s, 1), 1);
+    kit_flush(s);
+    ASSERT_EQ(places(s, m, 1), 7);
+    ASSERT_EQ(move_to(s, 1, "near"), 1);
+    ASSERT_EQ(places(s, m, 1), 6);
+    ASSERT_EQ(move_to(s, 1, "near"), 1); /* it is there */
+    ASSERT_EQ(move_to(s, 1, "ram"), 1);
+    ASSERT_EQ(places(s, m, 1), 7);
+    ASSERT_EQ(move_to(s, 1, "far"), 1);
+    ASSERT_EQ(places(s, m, 1), 4);
+    ASSERT_EQ(kit_why(s, 1), -1); /* sound, by way of RAM and back to the near one */
+    kit_flush(s);
+    ASSERT_EQ(places(s, m, 1), 7);
+    /* A tier that has lost it gets it again before RAM lets go. */
+    ASSERT_EQ(store_evict(s, &k, "near"), 1);
+    ASSERT_EQ(places(s, m, 1), 5);
+    ASSERT_EQ(move_to(s, 1, "near"), 1);
+    ASSERT_EQ(places(s, m, 1), 6);
+    /* In use, pinned, unknown: it stays. */
+    ASSERT_EQ(move_to(s, 1, "ram"), 1);
+    ASSERT_EQ(kit_look(s, 1, &pin, &why), 1);
+    ASSERT_EQ(move_to(s, 1, "near"), -EBUSY);
+    ASSERT_EQ(places(s, m, 1), 7);
+    store_pin_release(pin);
+    ASSERT_EQ(store_set_pinned(s, &k, true), 1);
+    ASSERT_EQ(move_to(s, 1, "far"), -EBUSY);
+    ASSERT_EQ(places(s, m, 1), 7);
+    ASSERT_EQ(move_to(s, 1, "gpu"), -EINVAL);
+    ASSERT_EQ(move_to(s, 2, "ram"), 0);
+    ASSERT_EQ(move_to(s, 2, "near"), 0);
+    ASSERT_EQ(store_set_pinned(s, &k, false), 1);
+    /* Not taken there: RAM keeps it. */
+    mock_set(m[0], &m[0]->refuse_write, -ENOSPC);
+    ASSERT_EQ(store_evict(s, &k, "near"), 1);
+    ASSERT_EQ(move_to(s, 1, "near"), -ENOSPC);
+    ASSERT_EQ(places(s, m, 1), 5);
+    store_destroy(s);
+}
+
+TEST(what_namespaces_hold_and_may_hold)
+{
+    struct mock *m[2];
+    struct store *s = two_tiers(4 * MIB, m);
+    struct store_space *space;
+    size_t n;
+    for (int i = 0; i < 7; i++) /* four of a, three of b */
+        ASSERT_EQ(kit_put(s, i), 1);
+    kit_flush(s);
+    ASSERT_EQ(move_to(s, 0, "near"), 1);
+    ASSERT_OK(store_set_quota(s, "ram", "b", MIB));
+    ASSERT_OK(store_set_quota(s, "near", "none", 2 * MIB));
+    ASSERT_OK(store_spaces(s, &space, &n));
+    ASSERT_EQ(n, 3);
+    for (size_t i = 0; i < n; i++) {
+        const struct store_space *x = &space[i];
+        const bool a = x->ns_hash == record_ns_hash("a"), b = x->ns_hash == record_ns_hash("b");
+        ASSERT_TRUE(i == 0 || space[i - 1].ns_hash < x->ns_hash);
+        ASSERT_EQ(x->at[0].n_records, 3 * (uint64_t)(a || b));
+        ASSERT_EQ(x->at[1].n_records, a ? 4 : b ? 3 : 0);
+        ASSERT_EQ(x->at[2].n_records, 0); /* remote ones are not listed */
+        ASSERT_EQ(x->at[0].cap_bytes, b ? MIB : 0);
+        ASSERT_EQ(x->at[1].cap_bytes, a || b ? 0 : 2 * MIB);
+        ASSERT_EQ(x->at[0].bytes > 0, a || b);
+        if (b) ASSERT_EQ(x->at[0].bytes, ns_bytes(s, "b"));
+    }
+    mem_free(space);
+    ASSERT_OK(store_set_quota(s, "near", "none", 0));
+    ASSERT_OK(store_spaces(s, &space, &n));
+    ASSERT_EQ(n, 2);
+    mem_free(space);
+    store_destroy(s);
+}
