@@ -83,9 +83,9 @@ export async function get(path, signal) {
     return (await ask(path, {signal})).json();
 }
 
-export async function send(method, path, body) {
+export async function send(method, path, body, headers) {
     const json = body === undefined ? {} :
-        {body: JSON.stringify(body), headers: {"Content-Type": "application/json"}};
+        {body: JSON.stringify(body), headers: {"Content-Type": "application/json", ...headers}};
     return (await ask(path, {method, ...json})).json();
 }
 

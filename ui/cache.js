@@ -145,7 +145,13 @@ const ORDERS = { // [name, what follows, what was done]
     pin: ["Pin", "It will not be evicted until it is unpinned.", "pinned"],
     unpin: ["Unpin", "It may be evicted again.", "unpinned"],
     evict: ["Evict", "It goes from every tier; the next request that wants it computes it again.", "evicted"],
+    move: ["Move", "Tiers that are faster than that one lose it.", "moved"],
 };
+const MOVABLE = ["ram", "nvme", "redis"]; // a GPU gets what is used again
+const tiersNow = () => Object.keys(state.last ? totals(state.last).tiers ?? {} : {}).filter((t) => MOVABLE.includes(t));
+
+// Where a record may be moved to, the likeliest first.
+const targets = (r) => tiersNow().filter((t) => t !== r.tier);
 
 const at = (r) => r.worker === undefined ? "" : ` at worker ${r.worker}`; // of several
 
@@ -153,11 +159,13 @@ async function act(r, verb, after) {
     const [name, follows, done] = ORDERS[verb];
     const text = `${r.id}${at(r)}: ${count(r.tokens)} tokens, ${bytes(r.bytes)}. ${follows}`;
     const path = `/admin/chunks/${r.id}`, worker = r.worker === undefined ? "" : `?worker=${r.worker}`;
-    if (!await confirm(`${name} this record?`, text, name)) return;
+    const to = h("select", {}, targets(r).map((t) => h("option", {}, t)));
+    if (!await confirm(`${name} this record?`, text, name, verb === "move" && h("label", {}, "To", to))) return;
     try {
-        if (verb === "evict") await send("DELETE", path + worker);
+        if (verb === "move") await send("POST", `${path}/move${worker}${worker ? "&" : "?"}tier=${to.value}`);
+        else if (verb === "evict") await send("DELETE", path + worker);
         else await send("POST", `${path}/${verb}${worker}`);
-        after(`${r.id.slice(0, 12)}${at(r)}: ${done}.`);
+        after(`${r.id.slice(0, 12)}${at(r)}: ${done}${verb === "move" ? ` to ${to.value}` : ""}.`);
     } catch (e) {
         after(e.message);
     }
@@ -179,19 +187,85 @@ function columns(after, several) {
         {name: "Contexts", number: true, wide: true, sort: "contexts", cell: (r) => count(r.contexts)},
         {name: "Age", number: true, wide: true, sort: "age_s", cell: (r) => age(r.age_s)},
         {name: "Unused for", number: true, sort: "idle_s", cell: (r) => age(r.idle_s)},
-        {name: "Actions", hidden: true, cell: (r) => [button(r, r.pinned ? "unpin" : "pin"), " ", button(r, "evict")]},
+        {name: "Actions", hidden: true, cell: (r) =>
+            [button(r, r.pinned ? "unpin" : "pin"), targets(r).length > 0 && [" ", button(r, "move")], " ", button(r, "evict")]},
     ].filter(Boolean);
+}
+
+// ---- namespaces ----
+
+const SPACES = 50;
+const spaceName = (x) => x.namespace ?? `#${x.namespace_hash}`;
+
+// What each has in each tier, beside its cap; choose(name): its records alone.
+function drawSpaces(workers, choose) {
+    const several = workers.length > 1;
+    const all = workers.flatMap((w) => (w.namespaces?.data ?? []).flatMap((x) =>
+        x.tiers.map((t) => ({...t, space: x, worker: w.index}))));
+    const held = (r) => r.cap_bytes > 0 && h("div", {class: "meter", "aria-hidden": "true"},
+        h("span", {class: `c-${r.tier}`, "width%": Math.min(100, 100 * r.bytes / r.cap_bytes)}));
+    const columns = [
+        {name: "Namespace", cut: true, text: (r) => spaceName(r.space), cell: (r) => r.space.namespace === null ?
+            spaceName(r.space) : h("button", {type: "button", class: "plain", "data-key": `space-${spaceName(r.space)}-${r.tier}`,
+                                              onclick: () => choose(r.space.namespace)}, spaceName(r.space))},
+        several && {name: "Worker", number: true, cell: (r) => r.worker},
+        {name: "Tier", cell: (r) => h("span", {class: "tag"}, r.tier)},
+        {name: "Records", number: true, cell: (r) => count(r.records)},
+        {name: "Held", number: true, cell: (r) => bytes(r.bytes)},
+        {name: "Cap", number: true, cell: (r) => r.cap_bytes > 0 ? bytes(r.cap_bytes) : "none"},
+        {name: "Of the cap", cell: (r) => held(r) || "–"},
+    ].filter(Boolean);
+    return [table(columns, all.slice(0, SPACES), {caption: "Namespaces"}),
+            all.length > SPACES && note(`The first ${SPACES} of ${all.length} rows: those with a cap, then those with most.`),
+            note("Caps are set by ", h("code", {}, "worker.namespace"), " or ",
+                 h("code", {}, "kvblendctl quota TIER SIZE --namespace NAME"), "; a full namespace evicts its own records only.")];
+}
+
+// ---- warming ----
+
+// Texts as an application sends them, parted by lines of three dashes; "KEY/BODY" as everywhere.
+async function warm(texts, namespace, after) {
+    const list = texts.split(/^---\s*$/m).map((x) => x.replace(/^\n+|\n+$/g, "")).filter((x) => x.trim());
+    const [outer, ...inner] = namespace.split("/");
+    if (list.length === 0) {
+        after("There is no text.");
+        return;
+    }
+    if (!await confirm(`Build records of ${list.length === 1 ? "one text" : `${list.length} texts`}?`,
+                       "The model computes those that are not stored yet, before requests that wait.", "Build")) return;
+    after("Building.");
+    try {
+        const r = await send("POST", "/v1/segments", {texts: list, wait: true, ...(inner.length > 0 && {namespace: inner.join("/")})},
+                             outer ? {"X-KVBlend-Namespace": outer} : {});
+        const ready = r.data.filter((x) => x.status === "ready");
+        after(`${count(ready.length)} of ${count(list.length)} are stored: ` +
+              `${count(ready.reduce((n, x) => n + x.tokens, 0))} tokens.`);
+    } catch (e) {
+        after(e.message);
+    }
+}
+
+function warmPanel(after) {
+    const texts = h("textarea", {id: "warm-texts", rows: "6", spellcheck: "false"});
+    const space = h("input", {id: "warm-space", size: "16"});
+    return h("details", {class: "panel"}, h("summary", {}, "Warm texts"),
+             note("Their KV is stored before anybody asks. A text must be as it will come, to the last blank; lines of ",
+                  h("code", {}, "---"), " part several. The namespace is that of the key that will ask."),
+             h("label", {class: "stack", for: "warm-texts"}, "Texts", texts),
+             h("div", {class: "bar"}, h("label", {for: "warm-space"}, "In namespace", space),
+               h("button", {type: "button", onclick: () => warm(texts.value, space.value.trim(), after)}, "Build records")));
 }
 
 export function open(main) {
     const q = {sort: "bytes", order: "desc", offset: 0, prefix: "", namespace: "", kind: ""};
     const tiers = h("div", {class: "grid"}), events = h("div", {"aria-label": "What happens", role: "group"});
     const map = h("section", {class: "panel", "aria-label": "Map of records"});
-    const list = h("div", {class: "panel"});
+    const list = h("div", {class: "panel"}), spaces = h("div", {class: "panel"});
     const said = h("p", {role: "status", class: "note"});
     let colour = "tier", mapped = [], delay = 0, asked = 0;
 
-    const read = (o) => get(`/admin/chunks?${new URLSearchParams(Object.entries(o).filter(([, v]) => v !== ""))}`);
+    const read = (o) => get("/admin/chunks?" + Object.entries(o).filter(([, v]) => v !== "")
+        .map(([k, v]) => `${k}=${encodeURIComponent(v)}`).join("&"));
     const pages = (page) => h("div", {class: "bar"},
         h("button", {type: "button", "data-key": "before", disabled: q.offset === 0,
                      onclick: () => turn({offset: Math.max(0, q.offset - PAGE)})}, "Before"),
@@ -226,10 +300,12 @@ export function open(main) {
         try {
             const page = await read({...q, limit: PAGE});
             const largest = await read({...q, prefix: "", sort: "bytes", order: "desc", offset: 0, limit: MAPPED});
+            const held = (await get("/admin/namespaces")).workers;
             if (mine !== asked) return; // a later question has been asked meanwhile
             mapped = largest.data;
             drawRecords(page);
             drawRecordMap();
+            refill(spaces, drawSpaces(held, (namespace) => turn({namespace, offset: 0})));
         } catch (e) {
             if (mine === asked) refill(said, h("span", {class: "bad"}, e.message));
         }
@@ -238,6 +314,7 @@ export function open(main) {
     function turn(change) {
         Object.assign(q, change);
         find.value = q.prefix;
+        space.value = q.namespace;
         void load();
     }
 
@@ -252,13 +329,14 @@ export function open(main) {
     };
     const find = h("input", {type: "search", size: "18", placeholder: "first digits of an id",
                              oninput: typed("prefix")});
+    const space = h("input", {type: "search", size: "12", oninput: typed("namespace")});
     main.append(tiers, events,
                 h("div", {class: "bar", role: "search"}, h("label", {}, "Find", find),
-                  h("label", {}, "Namespace", h("input", {type: "search", size: "12", oninput: typed("namespace")})),
+                  h("label", {}, "Namespace", space),
                   h("label", {}, "Kind", h("select", {onchange: (e) => turn({kind: e.target.value, offset: 0})},
                                            h("option", {value: ""}, "all"), h("option", {value: "chunk"}, "chunks"))),
                   h("button", {type: "button", onclick: () => done("")}, "Read again")),
-                said, map, list);
+                said, map, list, spaces, warmPanel(done));
     void load();
     return {
         update() {

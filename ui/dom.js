@@ -144,11 +144,11 @@ export function table(columns, rows, o) {
                h("tbody", {}, rows.map((row) => h("tr", {}, columns.map((c) => cell(c, row)))))));
 }
 
-// Asks; resolves to true where the answer is yes.
-export function confirm(title, text, yes) {
+// Asks; resolves to true where the answer is yes. more: fields below the text.
+export function confirm(title, text, yes, more) {
     return new Promise((resolve) => {
         const d = h("dialog", {"aria-labelledby": "confirm-title"},
-                    h("form", {method: "dialog"}, h("h2", {id: "confirm-title"}, title), h("p", {}, text),
+                    h("form", {method: "dialog"}, h("h2", {id: "confirm-title"}, title), h("p", {}, text), more,
                       h("div", {class: "bar"}, h("button", {value: "no"}, "Cancel"),
                         h("button", {class: "main", value: "yes"}, yes))));
         d.addEventListener("close", () => {

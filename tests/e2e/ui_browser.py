@@ -13,7 +13,7 @@ import socket
 import time
 
 from harness import (DEADLINE_S, KVBLEND, ROOT, WORKER, Missing, ask_on, free_port, gateway, main, need, other_python,
-                     real_model, tiny_model, until)
+                     real_model, tiny_model, unix_request, until)
 
 other_python("KVBLEND_UI_PYTHON")
 try:
@@ -46,13 +46,13 @@ def documents():
 class Site:
     """A gateway with a real model and a page on its admin address, some requests behind it."""
 
-    def __init__(self):
+    def __init__(self, *args, model=None):
         self.port = free_port()
         self.g = gateway("--admin", f"127.0.0.1:{self.port}", "--admin-key", "sesame", "--ram", "512MiB",
                          "--nvme", "{dir}/tier:512MiB", "--api-key", "tenant id=tenant",
                          "--api-key", "acme id=acme namespace=acme", "--show-text", "acme",
-                         "--show-text", "/", model=real_model() if PICTURES else tiny_model(),
-                         env={"KVBLEND_WORKER_STRATEGY": "auto"})
+                         "--show-text", "/", *args, model=model or (real_model() if PICTURES else tiny_model()),
+                         env={"KVBLEND_WORKER_STRATEGY": "auto", "KVBLEND_TIER_WAIT": "4s"})
         self.url = f"http://127.0.0.1:{self.port}/ui"
 
     def ask(self, order, mode="auto", key="acme", text="Who built the lighthouse at Harrow Point, and when?", **fields):
@@ -76,9 +76,9 @@ class Site:
         r = self.g.post("/v1/segments", {"texts": documents()}, headers={"Authorization": f"Bearer {key}"})
         assert r.status == 200, r.body
 
-    def admin(self, path):
+    def admin(self, path, method="GET", body=b""):
         s = socket.create_connection(("127.0.0.1", self.port), timeout=DEADLINE_S)
-        r = ask_on(s, "GET", path, headers=KEY)
+        r = ask_on(s, method, path, body, headers=KEY)
         assert r.status == 200, (path, r.status, r.body)
         return r.json()
 
@@ -365,7 +365,7 @@ def test_records_pinned_and_evicted():
         settled(tab, "cache")
         id_ = site.chunks()[0]["id"]
         p.get_by_label("Find").fill(id_[:12])
-        expect(p.locator("tbody tr")).to_have_count(1)
+        expect(p.get_by_role("region", name="Records").locator("tbody tr")).to_have_count(1)
         p.get_by_role("button", name=f"Pin {id_[:12]}").click()
         tab.check("the question")
         p.get_by_role("dialog").get_by_role("button", name="Cancel").click()
@@ -396,8 +396,103 @@ def test_records_pinned_and_evicted():
         first.focus()
         p.keyboard.press("ArrowRight")
         p.keyboard.press("Enter")
-        expect(p.locator("tbody tr")).to_have_count(1)
+        expect(p.get_by_role("region", name="Records").locator("tbody tr")).to_have_count(1)
         tab.check("one record")
+
+
+def test_records_move_and_the_waterfall_tells_of_it():
+    site, browser = start()
+    site.warm("acme")
+    with Page(browser, site) as tab:
+        p = tab.open("cache")
+        settled(tab, "cache")
+        asked = site.ask([0, 1, 2, 3], "blend").headers["x-request-id"]
+        id_ = site.admin(f"/admin/decisions/{asked}")["data"][0]["chunks"][1]["id"]
+        p.get_by_label("Find").fill(id_[:12])
+        expect(p.get_by_role("region", name="Records").locator("tbody tr")).to_have_count(1)
+        p.get_by_role("button", name=f"Move {id_[:12]}").click()
+        tab.check("where to")
+        p.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+        assert site.record(id_)["tiers"] == "ram,nvme"
+        p.get_by_role("button", name=f"Move {id_[:12]}").click()
+        p.get_by_role("dialog").get_by_label("To").select_option("nvme")
+        p.get_by_role("dialog").get_by_role("button", name="Move").click()
+        expect(p.get_by_text(f"{id_[:12]}: moved to nvme.")).to_be_visible()
+        assert site.record(id_)["tiers"] == "nvme"
+        r = site.ask([0, 1, 2, 3], "blend", kvblend={"mode": "blend", "strategy": "query", "ratio": 0.2})
+        assert r.status == 200, r.body
+        p.evaluate("id => location.hash = 'requests/' + id", r.headers["x-request-id"])
+        expect(p.locator(".waterfall")).to_contain_text("nvme: 1 records")
+        tab.check("a load from NVMe")
+        site.admin(f"/admin/chunks/{id_}/move?tier=nvme", "POST")
+        p.go_back()
+        settled(tab, "cache")
+        p.get_by_label("Find").fill(id_[:12])
+        expect(p.get_by_role("region", name="Records").locator("tbody tr")).to_have_count(1)
+        p.get_by_role("button", name=f"Move {id_[:12]}").click()
+        p.get_by_role("dialog").get_by_label("To").select_option("ram")
+        p.get_by_role("dialog").get_by_role("button", name="Move").click()
+        expect(p.get_by_text(f"{id_[:12]}: moved to ram.")).to_be_visible()
+        assert site.record(id_)["tiers"] == "ram,nvme"
+
+
+def test_texts_are_warmed_and_namespaces_shown():
+    site, browser = start()
+    space, words = "acme/<img src=x onerror=window.hacked=1>", " ".join(f"word{i}" for i in range(40))
+    site.admin("/admin/tiers/quota", "POST", json.dumps({"tier": "ram", "namespace": space, "bytes": "64MiB"}).encode())
+    with Page(browser, site) as tab:
+        p = tab.open("cache")
+        settled(tab, "cache")
+        p.get_by_text("Warm texts").click()
+        p.get_by_role("button", name="Build records").click()
+        expect(p.get_by_text("There is no text.")).to_be_visible()
+        p.get_by_label("Texts", exact=True).fill(f"{HOSTILE} {words}\n---\nSecond: {words}")
+        p.get_by_label("In namespace").fill(space)
+        tab.check("texts to be warmed")
+        p.get_by_role("button", name="Build records").click()
+        p.get_by_role("dialog").get_by_role("button", name="Build").click()
+        expect(p.get_by_text("2 of 2 are stored")).to_be_visible()
+        rows = p.get_by_role("region", name="Namespaces").locator("tbody tr").filter(has_text="<img src=x")
+        expect(rows.filter(has_text="64.0 MiB")).to_contain_text("ram")
+        expect(rows.first).to_contain_text("2")
+        rows.first.get_by_role("button").click()
+        expect(p.get_by_label("Namespace", exact=True)).to_have_value(space)
+        expect(p.get_by_role("region", name="Records").locator("tbody tr")).to_have_count(2)
+        tab.check("one namespace's records")
+
+
+def test_records_of_two_workers():
+    _, browser = start()
+    site = Site("--worker-count", "2", "--threads", "1", model=tiny_model())
+    with site.g, Page(browser, site) as tab:
+        until("both are ready", lambda: [w["state"] for w in site.admin("/admin/status")["workers"]] == ["ready"] * 2)
+        for i, w in enumerate(site.admin("/admin/status")["workers"]):
+            r = unix_request(w["address"][5:], "POST", "/v1/segments", json.dumps({"texts": documents()[:2 + i]}).encode())
+            assert r.status == 200, r.body
+        p = tab.open("cache")
+        settled(tab, "cache")
+        records = p.get_by_role("region", name="Records").locator("tbody tr")
+        expect(records).to_have_count(5)
+        tab.check("two workers")
+        id_ = site.admin("/admin/chunks?worker=0")["data"][0]["id"]
+        p.get_by_label("Find").fill(id_[:12])
+        expect(records).to_have_count(2)
+        p.get_by_role("button", name=f"Pin {id_[:12]} at worker 1").click()
+        p.get_by_role("dialog").get_by_role("button", name="Pin").click()
+        expect(p.get_by_text(f"{id_[:12]} at worker 1: pinned.")).to_be_visible()
+        assert [site.admin(f"/admin/chunks/{id_}?worker={i}")["pinned"] for i in (0, 1)] == [False, True]
+        p.get_by_role("button", name=f"Move {id_[:12]} at worker 0").click()
+        p.get_by_role("dialog").get_by_label("To").select_option("nvme")
+        p.get_by_role("dialog").get_by_role("button", name="Move").click()
+        expect(p.get_by_text(f"{id_[:12]} at worker 0: moved to nvme.")).to_be_visible()
+        p.get_by_role("button", name=f"Evict {id_[:12]} at worker 0").click()
+        p.get_by_role("dialog").get_by_role("button", name="Evict").click()
+        expect(records).to_have_count(1)
+        expect(records).to_contain_text("ram,nvme")
+        p.get_by_label("Find").fill("")
+        p.get_by_role("region", name="Tier nvme").get_by_role("button", name="Load into RAM").click()
+        p.get_by_role("dialog").get_by_role("button", name="Load").click()
+        expect(p.get_by_text("records loaded.")).to_be_visible()
 
 
 def test_the_playground_asks_both():
