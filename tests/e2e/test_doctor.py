@@ -3,13 +3,16 @@
 import http.server
 import json
 import os
+import shutil
+import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
 
-from harness import (KVBLEND, KVBLENDCTL, STUB, WORKER, Program, TieredSite, document, gateway, listening, main, need,
-                     proxy, until)
+from harness import (KVBLEND, KVBLENDCTL, STUB, WORKER, Missing, Program, TieredSite, document, free_port, gateway, listening,
+                     main, need, proxy, tiny_model, until)
 
 need(KVBLEND, KVBLENDCTL, WORKER)
 LIMITED = "secret-of-a id=a rpm=60"
@@ -131,6 +134,168 @@ def test_loads_slower_than_computing():
                 ask(s.g, range(i, i + 3), mode="reuse")
         found = doctor(s.g)
         assert "nvme takes" in found["tier_slow"]["what"] and "--codec q8" in found["tier_slow"]["fix"], found
+
+
+class Redis:
+    """A server, and a way to it on which each answer takes its time."""
+
+    def __init__(self, *args, delay_s=0.0):
+        if not shutil.which("redis-server"):
+            raise Missing("redis-server is not installed")
+        self.port, self.delay_s, self.over = free_port(), delay_s, threading.Event()
+        self.proc = subprocess.Popen(["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", *args],
+                                     stdout=subprocess.DEVNULL)
+        self.door = socket.create_server(("127.0.0.1", 0))
+        self.url = f"redis://127.0.0.1:{self.door.getsockname()[1]}"
+        until("Redis listens", self.listens)
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def listens(self):
+        try:
+            socket.create_connection(("127.0.0.1", self.port)).close()
+        except OSError:
+            return False
+        return True
+
+    def accept(self):
+        while True:
+            try:
+                near = self.door.accept()[0]
+                far = socket.create_connection(("127.0.0.1", self.port))
+            except OSError:
+                return
+            for a, b, delay_s in ((near, far, 0), (far, near, self.delay_s)):
+                threading.Thread(target=self.pass_on, args=(a, b, delay_s), daemon=True).start()
+
+    def pass_on(self, source, to, delay_s):
+        try:
+            while data := source.recv(1 << 20):
+                self.over.wait(delay_s)
+                to.sendall(data)
+        except OSError:
+            pass
+        for s in (source, to):
+            s.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.over.set()
+        self.door.close()
+        self.proc.kill()
+        self.proc.wait()
+
+
+def order(g, *args):
+    r = subprocess.run([KVBLENDCTL, "--admin", g.admin, *args], capture_output=True, text=True, timeout=60)
+    assert r.returncode == 0, r
+
+
+def warm(g, numbers):
+    r = g.post("/v1/segments", {"texts": [document(i) for i in numbers]})
+    assert r.status == 200, r.body
+
+
+def test_a_redis_that_is_full():
+    with Redis("--maxmemory", "20mb", "--maxmemory-policy", "allkeys-lru") as r, gateway("--ram", "64MiB", "--redis", r.url) as g:
+        warm(g, range(10))
+        order(g, "flush")
+        assert "redis_full" not in doctor(g)
+        warm(g, range(10, 120))
+        order(g, "flush")
+        found = until("it evicts", lambda: (lambda f: f if "redis_full" in f else None)(doctor(g)))
+        assert "were put out" in found["redis_full"]["what"] and "maxmemory 41943040" in found["redis_full"]["fix"], found
+
+
+def test_a_redis_that_is_far():
+    with Redis(delay_s=0.03) as r, gateway("--ram", "64MiB", "--redis", r.url, env={"KVBLEND_TIER_WAIT": "4s"}) as g:
+        warm(g, range(30))
+        order(g, "flush")
+        for _ in range(7):
+            order(g, "clear", "--tier", "ram", "--yes")
+            for i in range(0, 30, 6):
+                ask(g, range(i, i + 6), mode="reuse")
+        found = doctor(g)
+        assert "redis takes" in found["tier_slow"]["what"] and "a Redis that is nearer by" in found["tier_slow"]["fix"], found
+
+
+def test_texts_that_are_cut_anew():
+    with gateway("--ram", "64MiB") as g:
+        def send(parts):
+            r = g.post("/v1/chat/completions", {"max_tokens": 1, "messages": [
+                {"role": "user", "content": [{"type": "text", "text": t} for t in [*parts, "Which note is it?"]]}]})
+            assert r.status == 200, r.body
+        for i in range(60):
+            send([document(i)])
+        assert "cuts_flip" not in doctor(g)
+        for i in range(60):  # the same words, in two parts
+            text = document(i)
+            at = text.index(" ", len(text) // 2)
+            send([text[:at], text[at + 1:]])
+        found = doctor(g)
+        assert "cut elsewhere" in found["cuts_flip"]["what"] and "documents" in found["cuts_flip"]["fix"], found
+
+
+def test_ratios_that_are_too_low_and_too_high():
+    """By the guard, whose shadows run when nothing else does."""
+    for guard, ratio, id_, fix in (("1:0.0000001", "0.01", "ratio_low", "a larger --ratio than 0.01"),
+                                   ("1:50", "0.5", "ratio_high", "--ratio 0.25 instead of 0.5")):
+        with gateway("--ram", "64MiB", "--guard", guard, "--ratio", ratio) as g:
+            warm(g, range(8))
+
+            def shadows():
+                return g.admin_get("/admin/quality")["workers"][0]["quality"]["shadows"]
+            for i in range(80):
+                ask(g, [i % 8, (i + 3) % 8], mode="blend")
+                until("its shadow is done", lambda: sum(shadows()[x] for x in ("done", "dropped", "failed")) > i)
+            found = doctor(g)
+            assert fix in found[id_]["fix"] and len({"ratio_low", "ratio_high"} & set(found)) == 1, (guard, found, shadows())
+
+
+# Refuses io_uring_setup (425 on every architecture) as a container's profile does, and then is the program.
+REFUSES_URING = """
+import ctypes, os, struct, sys
+code = [(0x20, 0, 0, 0), (0x15, 0, 1, 425), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7fff0000)]
+insns = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *c) for c in code))
+prog = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code), ctypes.addressof(insns)))
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, prog, 0, 0):
+    sys.exit("no seccomp here")
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def started(command, *args):
+    """A gateway behind another program, on an NVMe file of its folder; Missing where that cannot be."""
+    p = Program([*command, KVBLEND, "--listen", "127.0.0.1:0", "--model", tiny_model(), *args])
+    try:
+        return listening(p)
+    except AssertionError:
+        log = p.log()
+        if "no seccomp here" in log or "unshare:" in log or "mount:" in log:
+            raise Missing(log.strip().splitlines()[-1]) from None
+        raise
+
+
+def test_io_uring_that_is_refused():
+    with started([sys.executable, "-c", REFUSES_URING], "--nvme", "{dir}/tier:64MiB", "--ram", "16MiB") as g:
+        found = doctor(g)
+        assert "no io_uring (EPERM)" in found["tier_degraded"]["what"], found
+        assert "io_uring_disabled=0" in found["tier_degraded"]["fix"], found
+
+
+def test_a_system_without_huge_pages():
+    """In a mount namespace of its own, where the kernel's file says so."""
+    with Program(["true"]) as folder:
+        off = folder.write("enabled", "always madvise [never]\n")
+        here = ["unshare", "-rm", "sh", "-c", 'mount --bind "$0" /sys/kernel/mm/transparent_hugepage/enabled && exec "$@"', off]
+        if not os.path.exists("/sys/kernel/mm/transparent_hugepage/enabled") or not shutil.which("unshare"):
+            raise Missing("no huge pages, or no unshare, on this machine")
+        with started(here, "--ram", "1GiB") as g:
+            assert "transparent_hugepage" in doctor(g)["huge_pages_off"]["fix"]
+        with started(here, "--ram", "16MiB") as g:  # too little to matter
+            assert "huge_pages_off" not in doctor(g)
 
 
 def test_nobody_there():
