@@ -173,10 +173,10 @@ static __device__ __forceinline__ struct mx_tile mx_tile_of(const struct cu_moe 
 }
 
 /* up: [pairs, D] to act(gate) * up [pairs, F]; else [pairs, F] to [pairs, D]. */
-template <bool up> struct mx_side {
+template <bool up, bool eight> struct mx_side {
     const char *a;             /* [m, k] or [pairs, k] */
     const char *w;             /* [cols, k]; up: 2 cols */
-    const float *scale, *bias; /* of w's rows, or NULL */
+    const float *scale, *bias; /* of w's rows: in 8 bits; or NULL */
     unsigned k, cols;
     __device__ __forceinline__ mx_side(const struct cu_moe &g, unsigned e)
     {
@@ -188,10 +188,12 @@ template <bool up> struct mx_side {
         k = unsigned(up ? g.D : g.F), cols = unsigned(up ? g.F : g.D);
         bias = all ? all + size_t(e) * cols * (1 + up) : nullptr;
     }
+    /* One rounding, whatever the compiler makes of it in one kernel or the other. */
     __device__ __forceinline__ float finished(float sum, unsigned row) const
     {
-        if (scale) sum *= scale[row];
-        return bias ? sum + bias[row] : sum;
+        const float by = eight ? scale[row] : 1.0f;
+        if (bias) return fmaf(sum, by, bias[row]);
+        return sum * by;
     }
 };
 
@@ -233,6 +235,7 @@ struct mx_dims {
         BUFFER = A_BYTES + COLS * W_ROW,
         A_COPIES = ROWS * A_ROW / 16 / THREADS, /* of a thread */
         W_COPIES = COLS * W_ROW / 16 / THREADS,
+        EIGHT = sizeof(W) == 1,
         AT_ONCE = ROWS > 16 && sizeof(W) == 2 ? 2 : 1 /* blocks of a multiprocessor, at least */
     };
     static_assert(NJ % 2 == 0 && (W_ROW == 64 || W_ROW == 128), "gate and up; swizzles below");
@@ -250,48 +253,61 @@ static __device__ __forceinline__ unsigned mx_at(unsigned row, unsigned piece)
 }
 
 template <class D, bool up> struct mx_feed { /* tiles on their way */
-    const struct mx_side<up> &side;
+    const struct mx_side<up, D::EIGHT> &side;
     mma_addr ring;
-    uint32_t a_row[D::A_COPIES], w_row[D::W_COPIES]; /* that this thread copies of, or MX_NONE */
+    const struct mx_tile &tile;
+    unsigned col0;
+    uint32_t row[D::A_COPIES]; /* up: of A that this thread copies of, or MX_NONE */
 
-    __device__ __forceinline__ mx_feed(const struct cu_moe &g, const struct mx_side<up> &s,
-                                       const struct mx_tile &t, unsigned col0, mma_addr at)
-        : side(s), ring(at)
+    __device__ __forceinline__ mx_feed(const struct cu_moe &g,
+                                       const struct mx_side<up, D::EIGHT> &s,
+                                       const struct mx_tile &t, unsigned col, mma_addr at)
+        : side(s), ring(at), tile(t), col0(col)
     {
         CU_UNROLL
-        for (unsigned i = 0; i < D::A_COPIES; i++) {
+        for (unsigned i = 0; up && i < D::A_COPIES; i++) {
             const unsigned r = (i * D::THREADS + threadIdx.x) / (D::A_ROW / 16);
-            a_row[i] = r >= t.rows ? MX_NONE : up ? g.row[t.at + r] : t.at + r;
-        }
-        CU_UNROLL
-        for (unsigned i = 0; i < D::W_COPIES; i++) {
-            const unsigned j = (i * D::THREADS + threadIdx.x) / (D::W_ROW / 16);
-            const unsigned col = up ? col0 + j / 16 * 8 + j % 8 : col0 + j;
-            w_row[i] = col >= s.cols ? MX_NONE : up && j / 8 % 2 ? s.cols + col : col;
+            row[i] = r < t.rows ? g.row[t.at + r] : MX_NONE;
         }
     }
 
-    template <unsigned ROW, unsigned COPIES>
-    __device__ __forceinline__ void copy(const char *from, const uint32_t (&rows)[COPIES],
-                                         unsigned tile, mma_addr to) const
+    __device__ __forceinline__ uint32_t a_row(unsigned i) const
     {
-        const size_t row_bytes = size_t(side.k) * (ROW / MX_DEPTH);
-        CU_UNROLL
-        for (unsigned i = 0; i < COPIES; i++) {
-            const unsigned at = i * D::THREADS + threadIdx.x, piece = at % (ROW / 16);
-            const size_t byte = size_t(tile) * ROW + piece * 16;
-            const bool there = rows[i] != MX_NONE && byte < row_bytes;
-            mma_copy16(to + mx_at<ROW>(at / (ROW / 16), piece),
-                       from + (there ? rows[i] * row_bytes + byte : 0), there);
-        }
+        const unsigned r = (i * D::THREADS + threadIdx.x) / (D::A_ROW / 16);
+        return up ? row[i] : r < tile.rows ? tile.at + r : MX_NONE;
     }
 
-    __device__ __forceinline__ void send(unsigned tile) const
+    /* The row of W that is row j of a tile. */
+    __device__ __forceinline__ uint32_t w_row(unsigned j) const
     {
-        if (tile * MX_DEPTH < side.k) {
-            const mma_addr to = ring + tile % D::RING * D::BUFFER;
-            copy<D::A_ROW>(side.a, a_row, tile, to);
-            copy<D::W_ROW>(side.w, w_row, tile, to + D::A_BYTES);
+        const unsigned col = up ? col0 + j / 16 * 8 + j % 8 : col0 + j;
+        return col >= side.cols ? MX_NONE : up && j / 8 % 2 ? side.cols + col : col;
+    }
+
+    /* Piece `at` of a tile, of row `from`. */
+    template <unsigned ROW>
+    __device__ __forceinline__ void copy(const char *side0, uint32_t from, unsigned at,
+                                         unsigned nth, mma_addr to) const
+    {
+        const unsigned piece = at % (ROW / 16), value = ROW / MX_DEPTH;
+        const unsigned k = nth * MX_DEPTH + piece * (16 / value);
+        const bool there = from != MX_NONE && k < side.k;
+        mma_copy16(to + mx_at<ROW>(at / (ROW / 16), piece),
+                   side0 + (there ? (size_t(from) * side.k + k) * value : 0), there);
+    }
+
+    __device__ __forceinline__ void send(unsigned nth) const
+    {
+        if (nth * MX_DEPTH < side.k) {
+            const mma_addr to = ring + nth % D::RING * D::BUFFER;
+            CU_UNROLL
+            for (unsigned i = 0; i < D::A_COPIES; i++)
+                copy<D::A_ROW>(side.a, a_row(i), i * D::THREADS + threadIdx.x, nth, to);
+            CU_UNROLL
+            for (unsigned i = 0; i < D::W_COPIES; i++) {
+                const unsigned at = i * D::THREADS + threadIdx.x;
+                copy<D::W_ROW>(side.w, w_row(at / (D::W_ROW / 16)), at, nth, to + D::A_BYTES);
+            }
         }
         mma_copies_end();
     }
@@ -317,39 +333,39 @@ static __device__ __forceinline__ void mx_widen(uint32_t four, cu_e4m3, uint32_t
     high = mma_pack(mx_e4m3(four >> 16), mx_e4m3(four >> 24));
 }
 
-/* Rows row0 … row0 + 15 of A, step `step` of 16 values. */
-static __device__ __forceinline__ void mx_load_a(uint32_t (&a)[4], const char *buffer,
-                                                 unsigned row0, unsigned step, uint16_t)
+/* Where a lane reads of a buffer: of A rows row0 …, of W columns col0 …, both multiples of 16, the
+ * first pieces. Two pieces further is ^ 32, as a row begins at a multiple of its length
+ * and piece ^ swizzle is where a piece is in it. */
+struct mx_places {
+    unsigned a, w;
+};
+template <class D>
+static __device__ __forceinline__ struct mx_places mx_places_of(unsigned row0, unsigned col0)
 {
     const unsigned lane = threadIdx.x % CU_WARP;
-    mma_load(a, mma_address(buffer) + mx_at<128>(row0 + lane % 16, step * 2 + lane / 16));
+    const unsigned a = D::EIGHT ? mx_at<128>(row0 + lane / 4, lane % 4 / 2) + lane % 2 * 8
+                                : mx_at<128>(row0 + lane % 16, lane / 16);
+    return {a, D::A_BYTES + mx_at<D::W_ROW>(col0 + lane / 16 * 8 + lane % 8, lane / 8 % 2)};
+}
+
+/* 16 rows of A. */
+static __device__ __forceinline__ void mx_load_a(uint32_t (&a)[4], const char *at, uint16_t)
+{
+    mma_load(a, mma_address(at));
 }
 
 template <class W>
-static __device__ __forceinline__ void mx_load_a(uint32_t (&a)[4], const char *buffer,
-                                                 unsigned row0, unsigned step, W)
+static __device__ __forceinline__ void mx_load_a(uint32_t (&a)[4], const char *at, W)
 {
-    const unsigned lane = threadIdx.x % CU_WARP;
     CU_UNROLL
     for (unsigned i = 0; i < 2; i++) {
-        const unsigned at = mx_at<128>(row0 + lane / 4 + 8 * i, step * 2 + lane % 4 / 2);
-        const uint64_t q = *reinterpret_cast<const uint64_t *>(buffer + at + lane % 2 * 8);
+        const uint64_t q = *reinterpret_cast<const uint64_t *>(at + i * 8 * 128);
         a[i] = uint32_t(q), a[2 + i] = uint32_t(q >> 32);
     }
 }
 
-/* Columns col0 … col0 + 15 of W, two matrices of 8 each: of bf16 the halves of one step, of 8 bits
- * two steps. */
-template <class W>
-static __device__ __forceinline__ void mx_load_w(uint32_t (&m)[4], const char *buffer,
-                                                 unsigned col0, unsigned part)
-{
-    const unsigned lane = threadIdx.x % CU_WARP;
-    const unsigned col = col0 + lane / 16 * 8 + lane % 8, piece = part * 2 + lane / 8 % 2;
-    mma_load(m, mma_address(buffer) + mx_at<MX_DEPTH * sizeof(W)>(col, piece));
-}
-
-/* Column pair's operand for a step. */
+/* 16 columns of W are two matrices of 8 each: the halves of one step in bf16, two steps in 8 bits.
+ * The operand of columns 8 j … and step s. */
 static __device__ __forceinline__ void mx_operand(const uint32_t (&m)[4], unsigned j, unsigned,
                                                   uint32_t &low, uint32_t &high, uint16_t)
 {
@@ -369,22 +385,24 @@ template <class D> struct mx_sums {
 };
 
 template <class D>
-static __device__ __forceinline__ void mx_multiply(const char *buffer, unsigned row0, unsigned col0,
+static __device__ __forceinline__ void mx_multiply(const char *buffer, const struct mx_places &at,
                                                    struct mx_sums<D> &s)
 {
     const typename D::weight kind = {};
-    enum : unsigned { STEPS = 2 / sizeof kind }; /* that one read of W is for */
+    enum : unsigned { STEPS = 1 + D::EIGHT }; /* that one read of W is for */
     CU_UNROLL
     for (unsigned part = 0; part < MX_DEPTH / 16 / STEPS; part++) {
         uint32_t a[D::MINE_ROWS][STEPS][4];
         CU_UNROLL
-        for (unsigned i = 0; i < D::MINE_ROWS * STEPS; i++)
-            mx_load_a(a[i / STEPS][i % STEPS], buffer, row0 + i / STEPS * 16,
-                      part * STEPS + i % STEPS, kind);
+        for (unsigned i = 0; i < D::MINE_ROWS * STEPS; i++) {
+            const unsigned step = part * STEPS + i % STEPS;
+            mx_load_a(a[i / STEPS][i % STEPS],
+                      buffer + (at.a ^ step * 32) + i / STEPS * 16 * D::A_ROW, kind);
+        }
         CU_UNROLL
         for (unsigned j = 0; j < D::MINE_COLS; j += 2) {
             uint32_t w[4];
-            mx_load_w<typename D::weight>(w, buffer + D::A_BYTES, col0 + j * 8, part);
+            mma_load(w, mma_address(buffer + (at.w ^ part * 32) + j * 8 * D::W_ROW));
             CU_UNROLL
             for (unsigned x = 0; x < 2 * STEPS; x++) {
                 uint32_t low, high;
@@ -398,9 +416,10 @@ static __device__ __forceinline__ void mx_multiply(const char *buffer, unsigned 
 }
 
 /* Of row `pair` two neighbouring columns. */
-static __device__ __forceinline__ void mx_put(const struct cu_moe &g, const struct mx_side<true> &s,
-                                              unsigned pair, unsigned col, const float *gate,
-                                              const float *up)
+template <bool eight>
+static __device__ __forceinline__ void mx_put(const struct cu_moe &g,
+                                              const struct mx_side<true, eight> &s, unsigned pair,
+                                              unsigned col, const float *gate, const float *up)
 {
     float v[2];
     CU_UNROLL
@@ -411,8 +430,9 @@ static __device__ __forceinline__ void mx_put(const struct cu_moe &g, const stru
     *reinterpret_cast<uint32_t *>(to) = mma_pack(v[0], v[1]);
 }
 
+template <bool eight>
 static __device__ __forceinline__ void mx_put(const struct cu_moe &g,
-                                              const struct mx_side<false> &s, unsigned pair,
+                                              const struct mx_side<false, eight> &s, unsigned pair,
                                               unsigned col, const float *sum)
 {
     const struct float2 v = {s.finished(sum[0], col), s.finished(sum[1], col + 1)};
@@ -420,9 +440,9 @@ static __device__ __forceinline__ void mx_put(const struct cu_moe &g,
 }
 
 template <class D, bool up>
-static __device__ __forceinline__ void mx_close(const struct cu_moe &g, const struct mx_side<up> &s,
-                                                const struct mx_tile &t, unsigned row0,
-                                                unsigned col0, const struct mx_sums<D> &o)
+static __device__ __forceinline__ void
+mx_close(const struct cu_moe &g, const struct mx_side<up, D::EIGHT> &s, const struct mx_tile &t,
+         unsigned row0, unsigned col0, const struct mx_sums<D> &o)
 {
     const unsigned lane = threadIdx.x % CU_WARP;
     CU_UNROLL
@@ -449,10 +469,11 @@ static __global__ void __launch_bounds__(D::THREADS, D::AT_ONCE)
     const unsigned warp = threadIdx.x / CU_WARP, across = warp / D::WARPS_ROWS;
     const struct mx_tile tile = mx_tile_of<D::ROWS>(g, by_pair, blockIdx.x);
     if (tile.rows == 0) return;
-    const struct mx_side<up> side(g, tile.expert);
+    const struct mx_side<up, D::EIGHT> side(g, tile.expert);
     const unsigned col0 = blockIdx.y * (D::COLS / (1 + up));
     const unsigned row = warp % D::WARPS_ROWS * D::MINE_ROWS * 16, col = across * D::MINE_COLS * 8;
     const struct mx_feed<D, up> feed(g, side, tile, col0, mma_address(buffers));
+    const struct mx_places places = mx_places_of<D>(row, col);
     struct mx_sums<D> sums;
     CU_UNROLL
     for (unsigned i = 0; i < D::MINE_ROWS * D::MINE_COLS * 4; i++)
@@ -465,7 +486,7 @@ static __global__ void __launch_bounds__(D::THREADS, D::AT_ONCE)
         __syncthreads(); /* the tile is there for all, and all are done with the one before it */
         feed.send(t + D::RING - 1);
         if (row < tile.rows) /* else this warp only copies */
-            mx_multiply<D>(buffers + t % D::RING * D::BUFFER, row, col, sums);
+            mx_multiply<D>(buffers + t % D::RING * D::BUFFER, places, sums);
     }
     mx_close<D, up>(g, side, tile, row, col0 + col / (1 + up), sums);
 }
@@ -518,7 +539,7 @@ static __global__ void __launch_bounds__(PLAIN_THREADS)
     const unsigned lane = threadIdx.x % CU_WARP, row0 = threadIdx.x / CU_WARP * MINE;
     const struct mx_tile tile = mx_tile_of<PLAIN_ROWS>(g, by_pair, blockIdx.x);
     if (tile.rows == 0) return;
-    const struct mx_side<up> s(g, tile.expert);
+    const struct mx_side<up, sizeof(W) == 1> s(g, tile.expert);
     const unsigned col0 = blockIdx.y * PLAIN_COLS, col = col0 + lane;
     float sum[1 + up][MINE];
     CU_UNROLL
