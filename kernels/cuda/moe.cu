@@ -495,12 +495,11 @@ template <class D, bool up> static int mx_launch(struct cu *c, const struct cu_m
 {
     const struct mx_grid grid = mx_grid_of(g, up, D::ROWS, D::COLS / (1 + up));
     const int smem = int(D::RING * D::BUFFER);
-    cudaError_t e =
-        cudaFuncSetAttribute(grouped_mma<D, up>, cudaFuncAttributePreferredSharedMemoryCarveout,
-                             cudaSharedmemCarveoutMaxShared);
-    if (e == cudaSuccess)
-        e = cudaFuncSetAttribute(grouped_mma<D, up>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 smem);
+    const auto all = cudaFuncAttributePreferredSharedMemoryCarveout;
+    (void)cudaFuncSetAttribute(grouped_mma<D, up>, all, cudaSharedmemCarveoutMaxShared);
+    (void)cudaGetLastError(); /* as in attn_mma.cu: a preference */
+    const cudaError_t e =
+        cudaFuncSetAttribute(grouped_mma<D, up>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
     if (e != cudaSuccess) return cu_failed(c, e);
     KN_LAUNCH((grouped_mma<D, up>), grid.grid, dim3(D::THREADS), size_t(smem), c->stream, *g,
               grid.by_pair);
