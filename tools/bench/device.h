@@ -11,7 +11,7 @@
 
 #include <jansson.h>
 
-enum { BENCH_MEMORY_MAX = 32, BENCH_MATS_MAX = 192, BENCH_WEIGHTS = 5, BENCH_ROWS_MAX = 32 };
+enum { BENCH_MEMORY_MAX = 32, BENCH_MATS_MAX = 320, BENCH_WEIGHTS = 5, BENCH_ROWS_MAX = 32 };
 struct bench_device {
     struct kn_dev *dev;
     struct model_cfg cfg;                  /* of --shape */

@@ -7,6 +7,9 @@
 #include "tools/bench/device.h"
 #include "tools/bench/figures.h"
 
+#include "base/rng.h"
+
+#include <math.h>
 #include <stdio.h>
 
 struct bank { /* data that every operation finds, for m rows at most */
@@ -19,6 +22,8 @@ struct bank { /* data that every operation finds, for m rows at most */
     char *f16, *q8;           /* [m, GK] stored */
     char *host;               /* shared: encoded rows */
     struct kn_mat *gu, *down; /* that operands are for */
+    struct kn_moe moe;        /* n 0: the shape has no experts */
+    struct kn_mat *expert[2][KN_EXPERTS_MAX];
     struct kn_rope rope;
     struct kn_kv pages;
 };
@@ -33,7 +38,8 @@ enum kernel_op {
     OP_PUT,
     OP_LOAD,
     OP_ENCODE,
-    OP_DEVIATION
+    OP_DEVIATION,
+    OP_MOE
 };
 /* Bytes of a row: its width times those of floats, of values that products read and of values in
  * pages, and a row of Q8. */
@@ -57,7 +63,16 @@ static const struct kernel {
     {"encode_f16", OP_ENCODE, WIDTH_GK, 6, 0, 0, 0},
     {"encode_q8", OP_ENCODE, WIDTH_GK, 4, 0, 0, 1},
     {"deviation_f16", OP_DEVIATION, WIDTH_GK, 6, 0, 0, 0},
+    {"experts", OP_MOE, WIDTH_D, 8, 0, 0, 0},
 };
+
+/* Weights of as many experts as m rows of chance go to, on average. */
+static double expert_bytes(const struct bank *k, size_t m)
+{
+    const struct kn_moe *e = &k->moe;
+    const double missed = pow(1 - (double)e->used / e->n, (double)m);
+    return e->n * (1 - missed) * (double)(kn_mat_bytes(e->gate_up[0]) + kn_mat_bytes(e->down[0]));
+}
 
 static double row_bytes(const struct bank *k, const struct kernel *op)
 {
@@ -110,6 +125,8 @@ static int run_op(struct kn_stream *st, void *arg, size_t i, size_t m)
         return kn_encode_rows(st, kv, 2 * GK, m, GK, g->K, type, k->host + i * row);
     case OP_DEVIATION:
         return kn_deviation(st, kv, 2 * GK, k->pos + i, m, &stored, 1, g->G, g->K, k->ret);
+    case OP_MOE:
+        return kn_moe(st, &k->moe, x, m, out, false);
     }
     return -EINVAL;
 }
@@ -128,6 +145,32 @@ static int encode_all(struct kn_stream *st, void *arg, size_t row0, size_t m)
         if (r == 0) r = kn_sync(st);
     }
     return r;
+}
+
+/* Of one layer; of an emulation small ones, which are as many launches. */
+static int make_experts(struct bench_device *b, struct bank *k)
+{
+    const struct rng_field noise = {7, 0.1f};
+    const struct model_experts *e = &b->cfg.experts;
+    const size_t D = b->cfg.D, F = b->emulated ? 32 : e->F;
+    const unsigned n = b->emulated && e->n > 16 ? 16 : e->n;
+    struct kn_mat *router = NULL;
+    for (unsigned i = 0; i < n; i++) {
+        k->expert[0][i] = bench_take_mat(b, 2 * F, D);
+        k->expert[1][i] = bench_take_mat(b, D, F);
+    }
+    if (b->status < 0) return b->status;
+    int r = kn_mat_create_f32(b->dev, n, D, &router);
+    if (r < 0) return r;
+    b->mat[b->n_mats++] = router;
+    r = kn_mat_random(router, 0, n, &noise);
+    k->moe = (struct kn_moe){.router = router,
+                             .gate_up = k->expert[0],
+                             .down = k->expert[1],
+                             .n = n,
+                             .used = e->used,
+                             .renorm = e->renorm};
+    return r < 0 ? r : kn_mat_done(router);
 }
 
 /* What is done in place is done often: values must neither grow nor fade, hence the constants. */
@@ -157,6 +200,8 @@ static int make_bank(struct bench_device *b, size_t m, struct bank *k)
                                m,
                                1};
     if (bench_take_pages(b, m, 1, &k->pages) < 0) return b->status;
+    int r = g->experts.n ? make_experts(b, k) : 0;
+    if (r < 0) return r;
     for (size_t i = 0; i < m; i++) {
         k->pos[i] = (int32_t)i;
         k->idx[i] = (int32_t)(m - 1 - i);
@@ -175,9 +220,12 @@ static int measure_ops(const struct bank *k, size_t m)
     int r = 0;
     for (size_t i = 0; r == 0 && i < sizeof kernels / sizeof *kernels; i++) {
         struct op_run t = {k, &kernels[i]};
-        const struct bench_work work = {m, run_op, &t, BENCH_BY_SIZE};
-        const double bytes = (double)m * row_bytes(k, &kernels[i]);
+        const bool moe = kernels[i].op == OP_MOE;
+        const struct bench_work work = {m, run_op, &t, moe ? BENCH_AT_ONCE : BENCH_BY_SIZE};
+        double bytes = (double)m * row_bytes(k, &kernels[i]);
         struct bench_time time;
+        if (moe && k->moe.n == 0) continue;
+        if (moe) bytes += expert_bytes(k, m);
         r = bench_time(k->b, &work, 0, &time);
         if (r < 0) break;
         const double gbps = bytes / time.us * 1e-3;
@@ -193,7 +241,7 @@ static int measure_ops(const struct bank *k, size_t m)
 
 static int measure_kernels(struct bench_device *b, const struct opts *opts, struct err *err)
 {
-    struct bank k;
+    static struct bank k; /* large */
     struct bench_rows at;
     int r = bench_at_rows(opts, &at, err);
     if (r == 0) r = make_bank(b, at.most, &k);

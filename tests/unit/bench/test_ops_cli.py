@@ -31,6 +31,15 @@ def check_kernels():
     assert rows["encode_q8", 3] == 3 * (192 * 4 + 3 * 66)
 
 
+def check_experts():
+    """On an emulation of a GPU, where they are small ones: 16 of [2 * 32, 2048] and [2048, 32] in bf16."""
+    out = report("kernels", "--shape", "qwen3-30b-a3b", "--device", DEVICE, "--reps", "1", "--at-rows", "1,20")
+    rows = {r["rows"]: r["bytes"] for r in out["rows"] if r["kernel"] == "experts"}
+    one = 3 * 2048 * 32 * 2
+    assert close(rows[1], 8 * 2048 + 8 * one), rows
+    assert close(rows[20], 20 * 8 * 2048 + 16 * (1 - 0.5 ** 20) * one), rows
+
+
 def check_ceil():
     out = run("kernels ceil", "--at-rows", "5,64")
     best = out["meta"]["ceilings"]["gemm_gflops"]
@@ -58,4 +67,6 @@ def check_refusals():
 check_kernels()
 if DEVICE == "cpu":
     check_ceil()
+else:
+    check_experts()
     check_refusals()
