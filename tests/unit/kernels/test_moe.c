@@ -183,7 +183,8 @@ TEST(the_router_may_weigh_what_goes_in)
             ASSERT_EQ(kern_run(d, true, M, run_rows, &c), kern_device() ? -ENOTSUP : 0);
             for (size_t j = 0; j < M * D && !kern_device(); j++)
                 ASSERT_NEAR(out[j], want[j], 2e-5);
-            for (size_t r = 0; r < M && !kern_device(); r++) { /* alone a row is the same, bit for bit */
+            for (size_t r = 0; r < M && !kern_device();
+                 r++) { /* alone a row is the same, bit for bit */
                 struct call own = {&x, h + r * D, one + r * D, true};
                 ASSERT_OK(kern_run(d, true, 1, run_rows, &own));
             }
