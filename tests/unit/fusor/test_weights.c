@@ -556,7 +556,7 @@ TEST(what_a_gpu_does_not_do_is_refused)
         {{.chunk = 24}, "attention in chunks or with a temperature"},
         {{.nope_every = 2, .temp_floor = 16, .temp_scale = 1}, "do not run on "},
     };
-    const struct fus_core_opts co = {.dev = {.device = test_device()}};
+    const struct fus_core_opts co = {.dev = {.device = getenv("KVBLEND_TEST_DEVICE")}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct model *m = NULL;
         struct fus_core *c = NULL;
