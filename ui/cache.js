@@ -16,7 +16,8 @@ async function preload(name, after) {
     try {
         let loaded = 0;
         for (const w of state.last.workers.filter((x) => x.now))
-            loaded += (await send("POST", `/admin/tiers/preload?worker=${w.index}`, {tier: name, count: LOADED})).loaded;
+            loaded += (await send("POST", `/admin/tiers/preload?worker=${w.index}`,
+                                  {tier: name, count: LOADED})).loaded;
         after(`${name}: ${count(loaded)} records loaded.`);
     } catch (e) {
         after(e.message);
@@ -116,8 +117,8 @@ function drawMap(records, colour, choose) {
     if (records.length === 0) return note("Nothing is stored.");
     const kind = COLOURS[colour].of(records);
     const places = squarify(records.map((r) => Math.max(1, r.bytes)), MAP);
-    const describe = (r) => `${r.kind} ${r.id.slice(0, 12)}${at(r)}, ${bytes(r.bytes)}, ${count(r.hits)} hits, in ${r.tiers}` +
-        `${r.pinned ? ", pinned" : ""}`;
+    const describe = (r) => `${r.kind} ${r.id.slice(0, 12)}${at(r)}, ${bytes(r.bytes)}, ${count(r.hits)} hits, ` +
+        `in ${r.tiers}${r.pinned ? ", pinned" : ""}`;
     return svg("svg", {class: "treemap", viewBox: `0 0 ${MAP.width} ${MAP.height}`, role: "group",
                        "aria-label": "The largest records"},
                records.map((r, i) => {
@@ -188,7 +189,8 @@ function columns(after, several) {
         {name: "Age", number: true, wide: true, sort: "age_s", cell: (r) => age(r.age_s)},
         {name: "Unused for", number: true, sort: "idle_s", cell: (r) => age(r.idle_s)},
         {name: "Actions", hidden: true, cell: (r) =>
-            [button(r, r.pinned ? "unpin" : "pin"), targets(r).length > 0 && [" ", button(r, "move")], " ", button(r, "evict")]},
+            [button(r, r.pinned ? "unpin" : "pin"), targets(r).length > 0 && [" ", button(r, "move")], " ",
+             button(r, "evict")]},
     ].filter(Boolean);
 }
 
@@ -204,10 +206,11 @@ function drawSpaces(workers, choose) {
         x.tiers.map((t) => ({...t, space: x, worker: w.index}))));
     const held = (r) => r.cap_bytes > 0 && h("div", {class: "meter", "aria-hidden": "true"},
         h("span", {class: `c-${r.tier}`, "width%": Math.min(100, 100 * r.bytes / r.cap_bytes)}));
+    const name = (r) => r.space.namespace === null ? spaceName(r.space) :
+        h("button", {type: "button", class: "plain", onclick: () => choose(r.space.namespace),
+                     "data-key": `space-${spaceName(r.space)}-${r.tier}-${r.worker}`}, spaceName(r.space));
     const columns = [
-        {name: "Namespace", cut: true, text: (r) => spaceName(r.space), cell: (r) => r.space.namespace === null ?
-            spaceName(r.space) : h("button", {type: "button", class: "plain", "data-key": `space-${spaceName(r.space)}-${r.tier}`,
-                                              onclick: () => choose(r.space.namespace)}, spaceName(r.space))},
+        {name: "Namespace", cut: true, text: (r) => spaceName(r.space), cell: name},
         several && {name: "Worker", number: true, cell: (r) => r.worker},
         {name: "Tier", cell: (r) => h("span", {class: "tag"}, r.tier)},
         {name: "Records", number: true, cell: (r) => count(r.records)},
@@ -216,9 +219,11 @@ function drawSpaces(workers, choose) {
         {name: "Of the cap", cell: (r) => held(r) || "–"},
     ].filter(Boolean);
     return [table(columns, all.slice(0, SPACES), {caption: "Namespaces"}),
-            all.length > SPACES && note(`The first ${SPACES} of ${all.length} rows: those with a cap, then those with most.`),
+            all.length > SPACES &&
+                note(`The first ${SPACES} of ${all.length} rows: those with a cap, then those with most.`),
             note("Caps are set by ", h("code", {}, "worker.namespace"), " or ",
-                 h("code", {}, "kvblendctl quota TIER SIZE --namespace NAME"), "; a full namespace evicts its own records only.")];
+                 h("code", {}, "kvblendctl quota TIER SIZE --namespace NAME"),
+                 "; a full namespace evicts its own records only.")];
 }
 
 // ---- warming ----
@@ -235,7 +240,8 @@ async function warm(texts, namespace, after) {
                        "The model computes those that are not stored yet, before requests that wait.", "Build")) return;
     after("Building.");
     try {
-        const r = await send("POST", "/v1/segments", {texts: list, wait: true, ...(inner.length > 0 && {namespace: inner.join("/")})},
+        const within = inner.length > 0 && {namespace: inner.join("/")};
+        const r = await send("POST", "/v1/segments", {texts: list, wait: true, ...within},
                              outer ? {"X-KVBlend-Namespace": outer} : {});
         const ready = r.data.filter((x) => x.status === "ready");
         after(`${count(ready.length)} of ${count(list.length)} are stored: ` +
@@ -249,11 +255,12 @@ function warmPanel(after) {
     const texts = h("textarea", {id: "warm-texts", rows: "6", spellcheck: "false"});
     const space = h("input", {id: "warm-space", size: "16"});
     return h("details", {class: "panel"}, h("summary", {}, "Warm texts"),
-             note("Their KV is stored before anybody asks. A text must be as it will come, to the last blank; lines of ",
-                  h("code", {}, "---"), " part several. The namespace is that of the key that will ask."),
+             note("Their KV is stored before anybody asks. A text must be as it will come, to the last blank; lines ",
+                  "of ", h("code", {}, "---"), " part several. The namespace is that of the key that will ask."),
              h("label", {class: "stack", for: "warm-texts"}, "Texts", texts),
              h("div", {class: "bar"}, h("label", {for: "warm-space"}, "In namespace", space),
-               h("button", {type: "button", onclick: () => warm(texts.value, space.value.trim(), after)}, "Build records")));
+               h("button", {type: "button", onclick: () => warm(texts.value, space.value.trim(), after)},
+                 "Build records")));
 }
 
 export function open(main) {

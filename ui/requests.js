@@ -178,7 +178,8 @@ export function waterfall(d, line) {
     if (m.ttft_s > 0 && m.steps.length > 0) {
         put("look up, decide", before, m.steps[0].begin_s * 1000, "question");
         for (const l of m.loads)
-            put(`${l.tier}: ${count(l.records)} records, ${bytes(l.bytes)}`, l.begin_s * 1000, l.end_s * 1000, l.tier);
+            put(`${l.tier}: ${count(l.records)} record${l.records === 1 ? "" : "s"}, ${bytes(l.bytes)}`,
+                l.begin_s * 1000, l.end_s * 1000, l.tier);
         for (const s of m.steps)
             put(stepName(s), s.begin_s * 1000, s.end_s * 1000, s.name === "score" ? "recomputed" : "computed",
                 {computed: s.compute_s * 1000});
