@@ -6,7 +6,7 @@ $KVBLEND_FRAMEWORKS_PYTHON has it.
 import json
 import os
 
-from harness import KVBLEND, ROOT, WORKER, Missing, gateway, main, need, other_python, proxy, real_model
+from harness import KVBLEND, ROOT, WORKER, Missing, gateway, main, need, other_python, proxy, real_model, until
 from test_responses import calls_weather, chunk, sse
 from upstream import Upstream
 
@@ -145,6 +145,8 @@ def test_relayed_to_who_speaks_it():
     answer = '{"type": "message",  "content": []}'
     with Upstream("plain", ["plain"]) as plain, Upstream("native", ["native"], body=answer) as native:
         with proxy([plain, native.entry("paths=messages")]) as g:
+            until("both have said what they serve: before that any may get what names no other",
+                  lambda: {m["id"] for m in g.get("/v1/models").json()["data"]} == {"plain", "native"})
             body = b'{"model": "native",  "messages": [{"role": "user", "content": [{"type": "image"}]}]}'
             for path in (MESSAGES, COUNT):
                 r = g.post(path, body)
