@@ -1,10 +1,8 @@
 #include "base/mem.h"
 
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* glibc's calloc passes by the cache of small blocks that malloc takes them from. */
 enum { ZALLOC_CLEAR_MAX = 1024 };
@@ -75,31 +73,6 @@ char *mem_strdup(const char *s)
 void mem_free(void *p)
 {
     free(p);
-}
-
-static bool read_line(const char *path, char *line, size_t size)
-{
-    FILE *f = fopen(path, "re");
-    if (!f) return false;
-    bool ok = fgets(line, (int)size, f) != NULL;
-    (void)fclose(f);
-    if (ok) line[strcspn(line, "\n")] = '\0';
-    return ok;
-}
-
-uint64_t mem_machine_bytes(void)
-{
-    uint64_t least = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
-    char group[512], path[600], text[32];
-    if (!read_line("/proc/self/cgroup", group, sizeof group) || strncmp(group, "0::/", 4) != 0)
-        return least; /* version 2 or none */
-    for (char *end = group + strlen(group); end; end = strrchr(group + 3, '/')) {
-        *end = '\0'; /* the group's own limit, then those above it */
-        (void)snprintf(path, sizeof path, "/sys/fs/cgroup%s/memory.max", group + 3);
-        uint64_t max = read_line(path, text, sizeof text) ? strtoull(text, NULL, 10) : 0;
-        if (max > 0 && max < least) least = max; /* "max" is none */
-    }
-    return least;
 }
 
 void mem_touch(void *p, size_t size_bytes)

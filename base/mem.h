@@ -18,8 +18,6 @@ void *mem_aligned(size_t align, size_t size_bytes); /* align: power of two >= 16
 char *mem_strdup(const char *s);
 char *mem_strndup(const char *s, size_t len); /* adds the NUL; may hold embedded NULs */
 void mem_free(void *p);                       /* accepts NULL */
-/* RAM that this process may have: the machine's, or less where its control group says so. */
-uint64_t mem_machine_bytes(void);
 /* Write a zero to each of its system pages: from now on they are there. */
 void mem_touch(void *p, size_t size_bytes);
 

@@ -5,9 +5,8 @@
  * blend that reads it. A reader that comes first still checks by itself, and a group that fails is
  * left to its reader, who reports it: so nothing depends on these threads, and a part that finds
  * the ring full is not queued. The ring's lock is below all others. */
+#include "base/machine.h"
 #include "tiers/store_load.h"
-
-#include <unistd.h>
 
 void ahead_queue(struct store *s, struct entry *e, uint32_t part)
 {
@@ -66,9 +65,8 @@ static void *ahead_run(void *store)
 void ahead_start(struct store *s)
 {
     struct store_ahead *a = &s->checks.ahead;
-    const long quarter = sysconf(_SC_NPROCESSORS_ONLN) / 4;
-    const unsigned n = quarter < 1 ? 1 : quarter > AHEAD_THREADS_MAX ? AHEAD_THREADS_MAX
-                                                                     : (unsigned)quarter;
+    const unsigned quarter = machine_cpus() / 4;
+    const unsigned n = quarter < 1 ? 1 : quarter > AHEAD_THREADS_MAX ? AHEAD_THREADS_MAX : quarter;
     a->ring = mem_alloc(AHEAD_RING * sizeof *a->ring);
     while (a->ring && a->n_threads < n &&
            pthread_create(&a->thread[a->n_threads], NULL, ahead_run, s) == 0)

@@ -286,7 +286,8 @@ const struct opt_def wk_opts_table[] = {
      "and weights of the layers in 8 bits, half of the memory."},
     {"kv-dtype", OPT_ENUM, "auto", 0, 0, "auto|f32|f16|bf16|q8",
      "Stored KV; auto: f32 for F32 files, else f16; q8: 8 bits, half of f16."},
-    {"threads", OPT_INT, "0", 0, 4096, NULL, "Compute threads; 0 = all cores."},
+    {"threads", OPT_INT, "0", 0, 4096, NULL,
+     "Compute threads; 0 = all cores that it may use (affinity, a container's CPU limit)."},
     {"device", OPT_STR, "cpu", 0, 0, "auto|cpu|cuda[:N,…]",
      "What computes: cpu, cuda (GPU 0), or cuda:N. Of a gateway: cuda:0,1 starts a worker on each "
      "of these GPUs, auto one on each that there is, else one on the CPU.",

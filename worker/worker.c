@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/jobs.h"
 #include "base/log.h"
+#include "base/machine.h"
 #include "kernels/gpu.h"
 #include "tiers/mrc.h"
 #include "tiers/store_admin.h"
@@ -220,7 +221,7 @@ int wk_create(const struct wk_opts *o, struct worker **ret, struct err *err)
                                                .on_close = on_close,
                                                .on_refuse = on_refuse};
     const struct http_bounds_opts bounds = {
-        .body_memory_bytes = mem_machine_bytes() / BODY_MEMORY_SHARE, .n_servers = 1};
+        .body_memory_bytes = machine_bytes() / BODY_MEMORY_SHARE, .n_servers = 1};
     struct http_limits lim = {0};
     struct worker *w = mem_zalloc(sizeof *w);
     int rc = -ENOMEM;

@@ -1,6 +1,7 @@
 #include "gateway/front/listen.h"
 
 #include "base/log.h"
+#include "base/machine.h"
 #include "base/mem.h"
 #include "gateway/fleet/upstream.h"
 #include "gateway/front/front.h"
@@ -54,7 +55,7 @@ unsigned gw_conns_max(void)
  * room, and always one of the largest. */
 static uint64_t body_memory(const struct gw_config *c)
 {
-    uint64_t share = c->body_memory ? c->body_memory : mem_machine_bytes() / BODY_MEMORY_SHARE;
+    uint64_t share = c->body_memory ? c->body_memory : machine_bytes() / BODY_MEMORY_SHARE;
     return share > c->max_body_bytes ? share : c->max_body_bytes;
 }
 

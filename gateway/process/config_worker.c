@@ -1,6 +1,7 @@
 #include "gateway/process/config_worker.h"
 
 #include "base/buf.h"
+#include "base/machine.h"
 #include "base/mem.h"
 #include "gateway/process/config.h"
 #include "worker/opts_table.h"
@@ -9,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* Of "worker.access_log" there is the row "access-log" in its table; `model`: of these instead. */
 static char **worker_values(const struct gw_config *c, const struct opts *model,
@@ -27,7 +27,7 @@ static char **worker_values(const struct gw_config *c, const struct opts *model,
 static int worker_arg(const struct gw_config *c, const struct gw_worker_share *s, const char *name,
                       const char *value, struct arena *a, const char **out)
 {
-    const long cores = sysconf(_SC_NPROCESSORS_ONLN), n_all = (long)(s->n_all ? s->n_all : s->n);
+    const unsigned cores = machine_cpus(), n_all = s->n_all ? s->n_all : s->n;
     struct buf b = BUF_INIT;
     (void)buf_addf(&b, "--%s=", name);
     const size_t bare = b.len;
@@ -39,8 +39,8 @@ static int worker_arg(const struct gw_config *c, const struct gw_worker_share *s
         wk_share_nvme(value, s->number, s->device ? s->n : 1, &b);
     else if (value)
         (void)buf_adds(&b, value);
-    else if (n_all > 1 && strcmp(name, "threads") == 0 && cores > 0)
-        (void)buf_addf(&b, "%ld", cores > n_all ? cores / n_all : 1);
+    else if (n_all > 1 && strcmp(name, "threads") == 0)
+        (void)buf_addf(&b, "%u", cores > n_all ? cores / n_all : 1);
     const bool any = b.len > bare;
     *out = any ? arena_strndup(a, b.data, b.len) : NULL;
     const int r = buf_status(&b) < 0 || (any && !*out) ? -ENOMEM : any;

@@ -1,19 +1,11 @@
 /* The device: threads, kernels, scratch. */
 #include "kernels/cpu/cpu.h"
 #include "base/assert.h"
+#include "base/machine.h"
 #include "base/mem.h"
 
-#include <sched.h>
 #include <stdio.h>
 #include <string.h>
-
-static unsigned cores_allowed(void)
-{
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
-    int n = CPU_COUNT(&set);
-    return n > 0 ? (unsigned)n : 1;
-}
 
 /* Forced by name, or the own kernel of the arithmetic asked for until kn_cpu_tune() decides. */
 static int choose_gemm(struct kn_dev *d, const char *name, struct err *err)
@@ -90,7 +82,7 @@ int kn_cpu_create(const struct kn_dev_opts *o, struct kn_dev **ret_dev, struct e
     kn_cpu_model(d->model, sizeof d->model);
     info->model = d->model;
     info->wide_rows_max = 48; /* chosen: blocks of more fill the register tile on every thread */
-    info->n_threads = o->n_threads ? o->n_threads : cores_allowed();
+    info->n_threads = o->n_threads ? o->n_threads : machine_cpus();
     if (info->n_threads > 1024) info->n_threads = 1024;
     d->arith = o->arith;
     d->allow_bf16 = o->allow_bf16;

@@ -1,5 +1,6 @@
 /* What policy/doctor is told of this worker: curve, tiers, prompts of late, quality, system. */
 #include "base/clock.h"
+#include "base/machine.h"
 #include "policy/doctor.h"
 #include "tiers/mrc.h"
 #include "tiers/store_admin.h"
@@ -26,7 +27,7 @@ static void take_room(struct worker *w, struct pol_doc_worker *s)
     s->look_ups = m.look_ups;
     s->ram_bytes = store.budget_bytes;
     s->ram_max_bytes = LIVE_TIMES * w->o.ram_bytes;
-    s->machine_bytes = mem_machine_bytes();
+    s->machine_bytes = machine_bytes();
     uint64_t bytes = mrc_size_first(w->reuse.mrc);
     while (s->n_points < POL_DOC_POINTS) {
         s->point[s->n_points].bytes = bytes;

@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/log.h"
+#include "base/machine.h"
 #include "base/mem.h"
 #include "base/metric.h"
 #include "base/net/http_loop.h"
@@ -10,9 +11,12 @@
 #include "base/ring.h"
 #include "tests/test.h"
 
+#include <ftw.h>
 #include <math.h>
 #include <pthread.h>
+#include <stdlib.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 TEST(buf_grows_and_consumes)
@@ -93,11 +97,65 @@ TEST(buf_is_unchanged_when_memory_is_out)
 }
 
 /* What it says cannot be known here, but it is a machine's. */
-TEST(memory_of_the_machine)
+TEST(what_the_machine_has)
 {
-    uint64_t all = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
-    ASSERT_TRUE(mem_machine_bytes() >= 1 << 20);
-    ASSERT_TRUE(mem_machine_bytes() <= all);
+    const uint64_t all = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    ASSERT_TRUE(machine_bytes() >= 1 << 20 && machine_bytes() <= all);
+    ASSERT_TRUE(machine_cpus() >= 1);
+    ASSERT_TRUE(machine_cpus() <= (unsigned)sysconf(_SC_NPROCESSORS_ONLN));
+}
+
+static void write_below(const char *folder, const char *path, const char *text)
+{
+    char full[512];
+    (void)snprintf(full, sizeof full, "%s/%s", folder, path);
+    for (char *at = full + strlen(folder) + 1; (at = strchr(at, '/')) != NULL; *at++ = '/') {
+        *at = '\0';
+        (void)mkdir(full, 0700);
+    }
+    FILE *f = fopen(full, "w");
+    ASSERT_TRUE(f && fputs(text, f) >= 0 && fclose(f) == 0);
+}
+
+static int remove_one(const char *path, const struct stat *s, int kind, struct FTW *at)
+{
+    (void)s, (void)kind, (void)at;
+    return remove(path);
+}
+
+TEST(limits_of_control_groups)
+{
+    char folder[] = "/tmp/kvb-machine-XXXXXX";
+    ASSERT_TRUE(mkdtemp(folder) != NULL);
+    machine_root(folder);
+    /* a version 1 machine; then a group without a limit of its own */
+    write_below(folder, "proc/self/cgroup", "12:cpu:/a\n");
+    const unsigned cpus = machine_cpus();
+    const uint64_t bytes = machine_bytes();
+    write_below(folder, "proc/self/cgroup", "0::/pods/one\n");
+    write_below(folder, "sys/fs/cgroup/pods/one/cpu.max", "max 100000\n");
+    write_below(folder, "sys/fs/cgroup/pods/one/memory.max", "max\n");
+    ASSERT_TRUE(machine_cpus() == cpus && machine_bytes() == bytes);
+    /* half a core, and less than none is not possible; the group above says less */
+    write_below(folder, "sys/fs/cgroup/pods/one/cpu.max", "20000 100000\n");
+    write_below(folder, "sys/fs/cgroup/pods/one/memory.max", "67108864\n");
+    ASSERT_TRUE(machine_cpus() == 1 && machine_bytes() == 64 << 20);
+    write_below(folder, "sys/fs/cgroup/pods/one/cpu.max",
+                "6400000 100000\n"); /* more than there are */
+    write_below(folder, "sys/fs/cgroup/pods/memory.max", "33554432\n");
+    ASSERT_TRUE(machine_cpus() == cpus && machine_bytes() == 32 << 20);
+    if (cpus > 1) { /* to the nearest */
+        write_below(folder, "sys/fs/cgroup/pods/cpu.max", "140000 100000\n");
+        ASSERT_TRUE(machine_cpus() == 1);
+        write_below(folder, "sys/fs/cgroup/pods/cpu.max", "160000 100000\n");
+        ASSERT_TRUE(machine_cpus() == 2);
+    }
+    /* in a container the group is the root that it sees */
+    write_below(folder, "proc/self/cgroup", "0::/\n");
+    write_below(folder, "sys/fs/cgroup/cpu.max", "100000 100000\n");
+    ASSERT_TRUE(machine_cpus() == 1);
+    machine_root("");
+    ASSERT_TRUE(nftw(folder, remove_one, 8, FTW_DEPTH | FTW_PHYS) == 0);
 }
 
 TEST(mem_and_arena)
