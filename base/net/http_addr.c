@@ -1,12 +1,16 @@
 #include "base/net/http_io.h"
 
 #include <arpa/inet.h>
+#include <limits.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/un.h>
+
+enum { KEEP_S_MAX = 32767 }; /* the kernel refuses longer ones */
 
 static int resolve_unix(const char *path, struct http_addr *ret, size_t *ret_n, struct err *err)
 {
@@ -96,4 +100,21 @@ void http_addr_format(const struct http_addr *a, char *text, size_t size)
     } else {
         (void)snprintf(text, size, "unix");
     }
+}
+
+static void set_int(int fd, int level, int name, unsigned value)
+{
+    int v = value > INT_MAX ? INT_MAX : (int)value;
+    (void)setsockopt(fd, level, name, &v, sizeof v); /* a tuning, not a need */
+}
+
+void http_io_tune(int fd, unsigned gone_ms)
+{
+    unsigned quarter_s = gone_ms / 4000 ?: 1;
+    if (quarter_s > KEEP_S_MAX / 2) quarter_s = KEEP_S_MAX / 2;
+    set_int(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+    set_int(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+    set_int(fd, IPPROTO_TCP, TCP_KEEPIDLE, 2 * quarter_s);
+    set_int(fd, IPPROTO_TCP, TCP_KEEPINTVL, quarter_s);
+    set_int(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, gone_ms); /* bounds the questions, too */
 }

@@ -7,8 +7,6 @@
 #include "base/clock.h"
 #include "base/mem.h"
 
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -16,6 +14,8 @@ enum {
     RESPONSE_HEAD_BYTES_MAX = 64 * 1024, /* chosen: twice what the server side takes */
     INFORMED_MAX = 16,                   /* chosen: 1xx answers before the real one */
     PIECES_PER_WRITE = 16,               /* chosen: head, body, an edit or two in one call */
+    PEER_GONE_MS = 20000, /* chosen: six losses in a row; a first byte may take minutes, its
+                           * acknowledgement not */
 };
 
 static void on_socket(evutil_socket_t fd, short what, void *arg);
@@ -55,10 +55,9 @@ static uint64_t left_ms(const struct client_conn *cc)
 static int start_connect(struct client_conn *cc, const struct http_addr *a)
 {
     struct http_client *c = cc->client;
-    int one = 1, fd = socket(a->ss.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    int fd = socket(a->ss.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0) return -errno;
-    if (a->ss.ss_family != AF_UNIX)
-        (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    if (a->ss.ss_family != AF_UNIX) http_io_tune(fd, PEER_GONE_MS);
     if (connect(fd, (const struct sockaddr *)&a->ss, a->len) < 0 && errno != EINPROGRESS) {
         int r = errno == ENOENT || errno == EAGAIN ? -ECONNREFUSED : -errno;
         (void)close(fd);

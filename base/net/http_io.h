@@ -22,6 +22,11 @@ enum { HTTP_ADDRS_MAX = 8 };
 int http_addr_resolve(const char *address, bool listening, struct http_addr *ret, size_t *ret_n,
                       struct err *err);
 void http_addr_format(const struct http_addr *a, char *text, size_t size);
+/* Of a TCP socket: small writes leave at once, and the connection ends when the peer has vanished
+ * without a word: its kernel acknowledged nothing for gone_ms, neither bytes nor, in silence, our
+ * kernel's questions. That of a process that is merely slow acknowledges; one that reads nothing
+ * for so long, with more to come than its buffers hold, counts as gone, too. */
+void http_io_tune(int fd, unsigned gone_ms);
 
 struct http_tls_conn {
     struct http_loop *loop;

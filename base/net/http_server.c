@@ -5,7 +5,6 @@
 
 #include <fcntl.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <stddef.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -96,10 +95,7 @@ static void on_accept(evutil_socket_t fd, short what, void *arg)
         if (c < 0 && errno != ECONNABORTED && errno != EINTR) return;
         if (c < 0) continue;
         if (goes) http_conn_evict(goes);
-        if (ln->port) {
-            int one = 1;
-            (void)setsockopt(c, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-        }
+        if (ln->port) http_io_tune(c, s->lim.write_timeout_ms);
         if (http_conn_create(s, c, &peer, ln->tls) < 0) {
             pause_accepting(s);
             return;

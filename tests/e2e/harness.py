@@ -212,7 +212,7 @@ class Program:
             self.proc = subprocess.Popen(args, stdout=out, stderr=err, stdin=subprocess.DEVNULL,
                                          env=full, pass_fds=fds)
         self.env = full
-        self.port = None
+        self.host, self.port = "127.0.0.1", None
         self.key = args[args.index("--api-key") + 1] if "--admin-tcp" in args else None  # ADMIN
 
     def write(self, name, text):
@@ -236,7 +236,7 @@ class Program:
             return [json.loads(line) for line in f if line.startswith("{")]
 
     def request(self, method, path, body=None, headers=None, timeout=DEADLINE_S):
-        sock = socket.create_connection(("127.0.0.1", self.port), timeout=timeout)
+        sock = socket.create_connection((self.host, self.port), timeout=timeout)
         if self.key:
             headers = {"Authorization": f"Bearer {self.key}", **(headers or {})}
         return ask_on(sock, method, path, body, headers)
@@ -250,7 +250,7 @@ class Program:
     def open(self, path, body, method="POST", headers=""):
         """A raw socket with the request sent: the caller reads or leaves."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        s = socket.create_connection(("127.0.0.1", self.port), timeout=DEADLINE_S)
+        s = socket.create_connection((self.host, self.port), timeout=DEADLINE_S)
         if self.key:
             headers += f"Authorization: Bearer {self.key}\r\n"
         s.sendall(f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n"

@@ -287,10 +287,10 @@ async def once(body):
 
 
 class Upstream:
-    """Listens at once; `with` stops it at the end. tls: (certificate, key[, CA of the clients])."""
+    """Listens at once; `with` stops it at the end. tls: (certificate, key[, CA of the clients]); sock: listens there."""
 
-    def __init__(self, name="up", models=("up-model",), tls=None, unix=None, **script):
-        self.name, self.models, self.unix, self.healthy = name, list(models), unix, True
+    def __init__(self, name="up", models=("up-model",), tls=None, unix=None, sock=None, **script):
+        self.name, self.models, self.unix, self.sock, self.healthy = name, list(models), unix, sock, True
         self.script, self.plan = dict(script), []
         self.requests, self.probes, self.malformed = [], [], []
         self.n_accepted, self.conns, self.port, self.context = 0, set(), 0, None
@@ -315,6 +315,8 @@ class Upstream:
             loop = asyncio.get_running_loop()
             if self.unix:
                 return await loop.create_unix_server(lambda: Conn(self), self.unix)
+            if self.sock:
+                return await loop.create_server(lambda: Conn(self), sock=self.sock)
             return await loop.create_server(lambda: Conn(self), "127.0.0.1", self.port,
                                             ssl=self.context, backlog=1024)
         self.server = self.call(start())
@@ -358,7 +360,8 @@ class Upstream:
     def url(self):
         if self.unix:
             return f"unix:{self.unix}"
-        return f"http{'s' if self.context else ''}://127.0.0.1:{self.port}/v1"
+        host = self.sock.getsockname()[0] if self.sock else "127.0.0.1"
+        return f"http{'s' if self.context else ''}://{host}:{self.port}/v1"
 
     def entry(self, fields=""):
         """The text of --upstream."""
