@@ -14,7 +14,7 @@ enum {
     RESPONSE_HEAD_BYTES_MAX = 64 * 1024, /* chosen: twice what the server side takes */
     INFORMED_MAX = 16,                   /* chosen: 1xx answers before the real one */
     PIECES_PER_WRITE = 16,               /* chosen: head, body, an edit or two in one call */
-    PEER_GONE_MS = 20000, /* chosen: six losses in a row; a first byte may take minutes, its
+    PEER_GONE_MS = 20000, /* cited: gRPC's (proposal A18); a first byte may take minutes, its
                            * acknowledgement not */
 };
 
