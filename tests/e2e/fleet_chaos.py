@@ -35,6 +35,7 @@ LENGTHS = (24, 24, 24, 600)  # tokens: most are short, some are under way when s
 DOCS, PROMPTS = 30, 40
 WINDOW_S = 3  # what a hit share is taken over
 BACK_S, GIVE_UP_S = 60, 90
+CUT_S, WAIT_S = 45, 35  # so long a way is cut; nobody waits for its mending: 20 s tell that it is, 2 s the next address
 PRE_STOP_S = {"worker": 3, "gateway": 5}  # etc/kubernetes/chart/templates
 KEY, WORKER_KEY, REDIS_KEY = "sesame", "open", "barley"
 GATEWAY, WORKER, REDIS = 8010, 8020, 6379
@@ -128,9 +129,18 @@ class Load:
             t.start()
 
     def ask_new(self):
-        """From now on about documents that nobody holds: they go to all workers."""
+        """From now on about documents that nobody holds."""
         self.kind += 1
         self.prompts = prompts(self.kind)
+
+    def spread(self):
+        """The same, until they are held; have all workers a part of them? One that was away gets little for a while."""
+        def said():
+            return [w.program.metric("kvblend_generated_tokens_total") for w in self.fleet.workers]
+        before = said()
+        self.ask_new()
+        until("the caches are warm", lambda: (self.share(time.monotonic()) or 0) > 0.99)
+        return all(b - a > 1000 for a, b in zip(before, said()))
 
     def run(self, seed):
         r = random.Random(seed)
@@ -300,7 +310,7 @@ def cut(*ways):
     def event(fleet, _):
         for a, b in ways:
             fleet.net.cut(fleet.net.hosts[a], fleet.net.hosts[b])
-        time.sleep(30)
+        time.sleep(CUT_S)
         fleet.net.mend()
     return event
 
@@ -333,8 +343,7 @@ EVENTS = {**PLANNED, "a worker is killed": kill_worker, "a gateway is killed": k
 
 class Row:
     def __init__(self, name, load, act):
-        load.ask_new()
-        until("the caches are warm", lambda: (load.share(time.monotonic()) or 0) > 0.99)
+        until("all workers have their part", load.spread)
         self.name, self.began = name, time.monotonic()
         whole = load.share(self.began)
         act()
@@ -362,7 +371,7 @@ class Row:
         """What must not be: a gateway's death alone is its clients' to mend, and what is planned cuts nothing."""
         return [what for what, bad in (
             ("wrong answers", self.wrong), ("lost streams", self.fates["lost"]), ("hit share", (self.back or 0) > BACK_S),
-            ("asked again", self.again and EVENTS.get(self.name) is not kill_gateway),
+            ("long waits", self.wait > WAIT_S), ("asked again", self.again and EVENTS.get(self.name) is not kill_gateway),
             ("cut streams", self.fates["cut"] and self.name in PLANNED)) if bad]
 
     def __str__(self):
@@ -405,7 +414,7 @@ def wrong_answers(net, answers):
 # ---- a prefill of seconds whose host is cut off ----
 
 def long_prompt():
-    words = [doc(i) for i in range(300, 330)]
+    words = [doc(i) for i in range(300, 400)]
     return {"stream": True, "temperature": 0, "max_tokens": 16, "kvblend": {"mode": "full", "explain": True},
             "messages": [{"role": "user", "content": " ".join(words)}]}
 
@@ -464,7 +473,7 @@ def run(net, wanted):
     rows, load = [], Load(fleet)
     try:
         for name, event in EVENTS.items():
-            if wanted and not any(w in name for w in wanted):
+            if wanted and event is not upgrade and not any(w in name for w in wanted):
                 continue
             rows.append(Row(name, load, lambda: event(fleet, load)))
             print(f"{time.strftime('%H:%M:%S')} {name}", file=sys.stderr)
