@@ -264,13 +264,15 @@ class Fleet:
         return next(i for i, h in enumerate(self.net.hosts) if "workers" in self.redis_cli("keys", "*registry*workers", host=h))
 
     def close(self):
-        for node in self.nodes:
-            if node.program:
-                node.close()
-        for r in self.redis:
-            r.kill()
-            r.wait()
-        shutil.rmtree(self.dir, ignore_errors=True)
+        try:
+            for node in self.nodes:
+                if node.program:
+                    node.close()
+            for r in self.redis:
+                r.kill()
+                r.wait()
+        finally:
+            shutil.rmtree(self.dir, ignore_errors=True)
 
 
 # ---- what happens to it ----

@@ -1,9 +1,9 @@
 """Hosts on one machine: network namespaces, joined by a router whose ways a test cuts or slows, one direction at a time.
 
 enter() starts the test anew in namespaces of its own (as root): its network is the router's, and the kernel removes
-everything with the test's last process. A host `i` has the address address(i); what runs there is started with
-Host.prefix, or opens its sockets inside Host.inside(). Bridges, netem and the like are not in every kernel: packets
-are dropped by rules of the router, and delayed by a program behind a tun device.
+everything with the test's last process. What runs on a host is started with Host.prefix, or opens its sockets inside
+Host.inside(). Bridges, netem and the like are not in every kernel: packets are dropped by rules of the router, and
+delayed by a program behind a tun device.
 """
 import collections
 import contextlib
@@ -41,13 +41,9 @@ def ip(*args):
     subprocess.run(["ip", *args], check=True)
 
 
-def address(i):
-    return f"10.77.{i}.2"
-
-
 class Host:
     def __init__(self, i):
-        self.address, self.name = address(i), f"h{i}"
+        self.address, self.name = f"10.77.{i}.2", f"h{i}"
         self.path = f"/run/netns/{self.name}"
         self.prefix = ["nsenter", f"--net={self.path}"]
         ip("netns", "add", self.name)
