@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""A fleet that is broken on purpose, under load: tests/e2e/fleet_chaos.py [--write] [part of an event ...], by `tools/test --fleet`, as root.
+"""A fleet that is broken on purpose, under load: tests/e2e/fleet_chaos.py [--write] [part of an event's name ...]
+
+`tools/test --fleet` runs it, as root.
 
 Three hosts (network.py) with two gateways, four workers and a Redis Cluster of three, told and ended as the chart of
 etc/kubernetes does it. It begins with the programs of $KVBLEND_OLD_BUILD and is upgraded to those of $KVBLEND_BUILD one
@@ -35,7 +37,7 @@ LENGTHS = (24, 24, 24, 600)  # tokens: most are short, some are under way when s
 DOCS, PROMPTS = 30, 40
 WINDOW_S = 3  # what a hit share is taken over
 BACK_S, GIVE_UP_S = 60, 90
-CUT_S, WAIT_S = 45, 35  # so long a way is cut; nobody waits for its mending: 20 s tell that it is, 2 s the next address
+CUT_S, WAIT_S = 45, 35  # a way is cut for so long; 20 s of silence tell, and 2 s of a fresh connection, so nobody waits for its mending
 PRE_STOP_S = {"worker": 3, "gateway": 5}  # etc/kubernetes/chart/templates
 KEY, WORKER_KEY, REDIS_KEY = "sesame", "open", "barley"
 GATEWAY, WORKER, REDIS = 8010, 8020, 6379
