@@ -25,13 +25,16 @@ static int create_apart(const struct kn_dev_opts *o, const char *kind, int index
     return create(o, kind, index, ret_dev, err);
 }
 
-/* The device's options, with weights of 16 bits said as arithmetic. */
+/* The device's options, with weights of 16 bits said as arithmetic. Beside weights in 8 bits the
+ * CPU has what is fastest for all else, as with weights of 16. */
 static int plain_weights(struct kn_dev_opts *o, bool cpu, struct err *err)
 {
-    const bool eight = o->weights == KN_WEIGHTS_FP8 || o->weights == KN_WEIGHTS_INT8;
-    if (cpu && eight)
-        return err_set(err, -ENOTSUP, "weights in %s need a GPU (the CPU has f32 and bf16)",
-                       kn_weights_name(o->weights));
+    if (cpu && o->weights == KN_WEIGHTS_FP8)
+        return err_set(err, -ENOTSUP, "weights in fp8 need a GPU (the CPU has f32, bf16 and int8)");
+    if (cpu && o->weights == KN_WEIGHTS_INT8 && o->arith == KN_ARITH_BF16) {
+        o->arith = KN_ARITH_AUTO;
+        o->allow_bf16 = true;
+    }
     if (o->weights != KN_WEIGHTS_BF16) return 0;
     if (o->arith == KN_ARITH_F32)
         return err_set(err, -EINVAL, "weights in bf16 contradict arithmetic in f32");

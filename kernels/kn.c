@@ -145,8 +145,7 @@ int kn_mat_create(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat)
 
 int kn_mat_create_full(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat)
 {
-    if (!dev_ops(d)->gpu) return kn_mat_create(d, n, k, ret_mat);
-    return n && k ? dev_ops(d)->gpu->mat_create_full(d, n, k, ret_mat) : -EINVAL;
+    return n && k ? dev_ops(d)->mat->create_full(d, n, k, ret_mat) : -EINVAL;
 }
 
 int kn_mat_create_f32(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat)
@@ -189,7 +188,7 @@ int kn_mat_random(struct kn_mat *w, size_t row0, size_t n_rows, const struct rng
 }
 
 int kn_mat_create_coded(struct kn_dev *d, const struct kn_part *parts, size_t n_parts, size_t k,
-                        struct kn_mat **ret_mat)
+                        bool full, struct kn_mat **ret_mat)
 {
     const struct kn_mat_ops *ops = dev_ops(d)->mat;
     size_t n = 0, n_codes = 0;
@@ -200,7 +199,7 @@ int kn_mat_create_coded(struct kn_dev *d, const struct kn_part *parts, size_t n_
     }
     if (n == 0 || k == 0) return -EINVAL;
     if (n_codes == 0 || !ops->create_coded) return -ENOTSUP;
-    return ops->create_coded(d, parts, n_parts, k, ret_mat);
+    return ops->create_coded(d, parts, n_parts, k, full, ret_mat);
 }
 
 int kn_mat_fill_codes(struct kn_mat *w, size_t row, const struct codes_row *c)

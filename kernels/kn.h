@@ -42,8 +42,9 @@ enum { KN_PAGE = 64 }; /* P: tokens per KV page = keys per attention block; chos
 
 enum kn_isa { KN_ISA_PORTABLE, KN_ISA_AVX2, KN_ISA_AVX512, KN_ISA_AVX512_BF16, KN_ISA_AMX };
 enum kn_arith { KN_ARITH_AUTO, KN_ARITH_F32, KN_ARITH_BF16 }; /* GEMM arithmetic (--dtype) */
-/* Weights (--weights). AUTO: as the arithmetic. 8 bits, on a GPU: e4m3 or int8 with one scale a row
- * of the weight; rows of the other operand are rounded to the same type, with a scale each. */
+/* Weights (--weights). AUTO: as the arithmetic. 8 bits: int8, or e4m3 on a GPU, with one scale a
+ * row of the weight; rows of the other operand are rounded to the same type, with a scale each. On
+ * the CPU either has one for each block of k. */
 enum kn_weights { KN_WEIGHTS_AUTO, KN_WEIGHTS_BF16, KN_WEIGHTS_FP8, KN_WEIGHTS_INT8 };
 const char *kn_weights_name(enum kn_weights w);   /* "auto", "bf16", "fp8", "int8" */
 int kn_weights_parse(const char *name, int dflt); /* dflt: no such name */
@@ -167,7 +168,7 @@ struct kn_part {
     struct codes_form form;
 };
 int kn_mat_create_coded(struct kn_dev *d, const struct kn_part *parts, size_t n_parts, size_t k,
-                        struct kn_mat **ret_mat);
+                        bool full /* as kn_mat_create_full() */, struct kn_mat **ret_mat);
 int kn_mat_fill_codes(struct kn_mat *w, size_t row, const struct codes_row *c);
 /* Rows row0 … row0 + n - 1 of w, which is ready and outlives them, as a weight of its own. -ENOTSUP
  * on the CPU. */

@@ -22,6 +22,7 @@ struct kn_dev_ops {
 
 struct kn_mat_ops {
     typeof(kn_mat_create) *create;
+    typeof(kn_mat_create_full) *create_full;
     typeof(kn_mat_fill) *fill;
     typeof(kn_mat_done) *done;
     typeof(kn_mat_bytes) *bytes;
@@ -68,7 +69,6 @@ struct kn_gpu_ops {
     typeof(kn_stage) *stage;
     typeof(kn_staged) *staged;
     typeof(kn_unstage) *unstage;
-    typeof(kn_mat_create_full) *mat_create_full;
     typeof(kn_mat_random) *mat_random;
     typeof(kn_defer) *defer;
     typeof(kn_pipeline) *pipeline;

@@ -104,8 +104,9 @@ static int pack_spans(struct packer *p, create_fn create, const struct span *s, 
         part[i] = (struct kn_part){s[i].n, model_form(m, s[i].w, s[i].layer)};
         n += part[i].n;
     }
-    int r =
-        create == kn_mat_create_f32 ? -ENOTSUP : kn_mat_create_coded(p->c->dev, part, n_s, k, ret);
+    int r = create == kn_mat_create_f32
+                ? -ENOTSUP
+                : kn_mat_create_coded(p->c->dev, part, n_s, k, create == kn_mat_create_full, ret);
     const bool coded = r == 0;
     if (r == -ENOTSUP) r = create(p->c->dev, n, k, ret);
     for (size_t i = 0, at = 0; r == 0 && i < n_s; at += part[i++].n)

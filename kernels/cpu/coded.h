@@ -46,6 +46,10 @@ static inline __attribute__((always_inline)) struct kn_layout kn_layout(const st
 }
 
 struct kn_dev;
+/* mem.c: of what is smaller than a large page a piece, aligned to 64, of a slab that the device's
+ * weights share. It is freed with the last of them. */
+void *kn_slab_take(struct kn_dev *d, size_t bytes, struct kn_slab **ret);
+void kn_slab_unref(struct kn_slab *s); /* accepts NULL */
 int kn_coded_create(struct kn_dev *d, const struct kn_part *parts, size_t n_parts, size_t k,
                     struct kn_coded **ret);
 void kn_coded_destroy(struct kn_coded *c);                             /* accepts NULL */

@@ -8,6 +8,7 @@
 #define KERNELS_CPU_CPU_H
 
 #include "kernels/cpu/coded.h"
+#include "kernels/cpu/int8.h"
 #include "kernels/cpu/simd/row_table.h"
 #include "kernels/kn_int.h"
 
@@ -15,6 +16,7 @@ enum {
     KN_SLOT_ATTN = KN_SLOTS, /* the operations' own: packed queries and accumulators */
     KN_SLOT_KV,              /* rows of a record on their way into pages */
     KN_SLOT_WEIGHTS,         /* coded weights as f32, a block of the GEMM's */
+    KN_SLOT_INT8,            /* rows in 8 bits */
     KN_SLOT_PICK,            /* the scores that kn_top() is asked for, kn_draw()'s distances */
     KN_SLOT_MOE,             /* rows on their way to experts and back */
     KN_SLOTS_ALL,
@@ -34,8 +36,10 @@ struct kn_gemm_job {
     size_t lda, m;
     const void *b; /* packed panels (mat.c), or NULL: */
     const struct kn_coded *coded;
-    bool as_f32; /* coded: not rounded to bf16 on the way */
-    void *block; /* room for a block of them, unpacked: KN_GEMM_BLOCK bytes */
+    bool as_f32;                     /* coded: not rounded to bf16 on the way */
+    void *block;                     /* room for a block of them, unpacked: KN_GEMM_BLOCK bytes */
+    const struct kn_int8 *int8;      /* in 8 bits, with: */
+    const struct kn_int8_rows *rows; /* instead of a */
     size_t n, k;
     const float *bias;
     float *c;
@@ -93,7 +97,6 @@ extern const struct kn_attn_ops kn_attn_bf16; /* bf16 pages */
 bool kn_avx512_codes_panel(const struct codes_form *f, const uint8_t *panel, size_t k0, size_t kc,
                            float *out);
 #endif
-
 enum kn_gemm_kind { GEMM_OWN_F32, GEMM_OWN_BF16, GEMM_KINDS };
 
 struct kn_stream { /* as struct kn_stream_head */
@@ -113,6 +116,7 @@ struct kn_dev {
     enum kn_isa isa;
     const struct kn_simd *simd;
     bool has_bf16; /* AVX512-BF16 usable with the chosen kernels */
+    bool int8;     /* weights of the layers are in 8 bits, as well or alone */
     enum kn_arith arith;
     bool allow_bf16;
     enum kn_gemm_kind gemm;
@@ -133,6 +137,7 @@ struct kn_mat { /* as struct kn_mat_head */
     enum kn_gemm_kind kind;
     void *data;             /* panels */
     struct kn_coded *coded; /* instead of data, or NULL */
+    struct kn_int8 *int8;   /* beside coded, or instead of data, or NULL */
     float *row;             /* [k] while coded is filled */
 };
 
@@ -190,11 +195,6 @@ void *kn_cpu_mem_alloc(struct kn_dev *d, enum kn_mem kind, size_t bytes);
 void kn_cpu_mem_free(struct kn_dev *d, void *p);
 /* Uncleared, on large pages where that matters; NULL for 0 bytes. mem_free(). */
 void *kn_huge_alloc(size_t bytes);
-/* The same for what is smaller than a large page: a piece, aligned to 64, of a slab that the
- * device's weights share. It is freed with the last of them. */
-struct kn_slab;
-void *kn_slab_take(struct kn_dev *d, size_t bytes, struct kn_slab **ret);
-void kn_slab_unref(struct kn_slab *s); /* accepts NULL */
 void *kn_cpu_scratch(struct kn_stream *st, unsigned slot, size_t size_bytes);
 
 #endif

@@ -53,7 +53,7 @@ static int copy_bytes(struct kn_dev *d, void *dst, const void *src, size_t bytes
 /* What hangs on the choice of the GEMM. */
 static void settle_info(struct kn_dev *d)
 {
-    d->head.info.gemm = kn_gemm_name(d->gemm);
+    d->head.info.gemm = d->int8 ? "own-int8" : kn_gemm_name(d->gemm);
     d->head.info.kv_value_bytes = kn_cpu_attn_ops(d)->value_bytes;
 }
 
@@ -91,6 +91,11 @@ int kn_cpu_create(const struct kn_dev_opts *o, struct kn_dev **ret_dev, struct e
     info->isa = kn_isa_name(d->isa);
     d->simd = kn_isa_table(d->isa);
     d->has_bf16 = d->isa >= KN_ISA_AVX512_BF16;
+    d->int8 = o->weights == KN_WEIGHTS_INT8;
+    if (d->int8 && !kn_isa_int8(d->isa)) {
+        r = err_set(err, -ENOTSUP, "weights in int8 need a CPU with AVX-512 VNNI or AVX-VNNI");
+        goto fail;
+    }
     r = choose_gemm(d, o->gemm, err);
     if (r < 0) goto fail;
     settle_info(d);

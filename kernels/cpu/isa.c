@@ -19,15 +19,29 @@ const char *kn_isa_name(enum kn_isa isa)
 }
 
 #if !defined(KN_HOSTSIMD)
-/* Tiles of bf16, and the kernel's leave to use them, which holds for all threads of the process. */
+/* Tiles of bf16 and int8, which all CPUs have that have tiles, and the kernel's leave to use them,
+ * which holds for all threads of the process. */
 static bool has_amx(void)
 {
 #if defined(__x86_64__)
     enum { REQUEST = 0x1023, TILE_DATA = 18 }; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA */
-    const unsigned tiles_of_bf16 = 1u << 24 | 1u << 22;
+    const unsigned tiles = 1u << 25 | 1u << 24 | 1u << 22;
     unsigned a, b, c, d;
-    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & tiles_of_bf16) == tiles_of_bf16 &&
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & tiles) == tiles &&
            syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
+#else
+    return false;
+#endif
+}
+
+/* Products of 8 bits (VNNI). */
+bool kn_isa_int8(enum kn_isa isa)
+{
+#if defined(__x86_64__)
+    enum { AVX_VNNI = 1 << 4 };
+    unsigned a, b, c, d;
+    if (isa >= KN_ISA_AVX512) return __builtin_cpu_supports("avx512vnni");
+    return isa == KN_ISA_AVX2 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & AVX_VNNI);
 #else
     return false;
 #endif
@@ -50,6 +64,10 @@ static enum kn_isa find_best(void)
 static enum kn_isa find_best(void)
 {
     return getenv("HOSTSIMD_NO_BF16") ? KN_ISA_AVX512 : KN_ISA_AMX;
+}
+bool kn_isa_int8(enum kn_isa isa)
+{
+    return isa >= KN_ISA_AVX512;
 }
 #endif
 

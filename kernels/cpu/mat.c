@@ -26,7 +26,10 @@ static size_t data_bytes(const struct kn_mat *w)
 
 static size_t mat_bytes(const struct kn_mat *w)
 {
-    return w->coded ? w->coded->bytes : data_bytes(w);
+    return (w->coded  ? w->coded->bytes
+            : w->data ? data_bytes(w)
+                      : 0) +
+           (w->int8 ? w->int8->bytes : 0);
 }
 
 int kn_mat_create_kind(struct kn_dev *d, size_t n, size_t k, enum kn_gemm_kind kind,
@@ -44,15 +47,17 @@ int kn_mat_create_kind(struct kn_dev *d, size_t n, size_t k, enum kn_gemm_kind k
     return 0;
 }
 
-/* Whether the codes are fewer bytes than what the chosen GEMM keeps. */
-static bool coded_pays(const struct kn_dev *d, const struct kn_part *parts, size_t n_parts)
+/* Whether the codes are fewer bytes than what the chosen GEMM keeps. Those of 8 bits and less are
+ * kept beside weights in 8 bits: for decode steps. */
+static bool coded_pays(const struct kn_dev *d, const struct kn_part *parts, size_t n_parts,
+                       bool int8)
 {
     size_t bits = 0, kept = 0;
     for (size_t i = 0; i < n_parts; i++) {
         const struct codes_form *f = &parts[i].form;
         if (f->bits < 16 && f->bits && !d->simd->codes_panel(f, NULL, 0, 0, NULL)) return false;
         bits += parts[i].n * (f->bits ? f->bits : 32);
-        kept += parts[i].n * (d->gemm == GEMM_OWN_BF16 ? 16 : 32);
+        kept += parts[i].n * (int8 || d->gemm == GEMM_OWN_BF16 ? 16 : 32);
     }
     return bits < kept;
 }
@@ -60,22 +65,25 @@ static bool coded_pays(const struct kn_dev *d, const struct kn_part *parts, size
 static void mat_destroy(struct kn_mat *w)
 {
     kn_coded_destroy(w->coded);
+    kn_int8_destroy(w->int8);
     mem_free(w->row);
     mem_free(w->data);
     mem_free(w);
 }
 
 static int mat_create_coded(struct kn_dev *d, const struct kn_part *parts, size_t n_parts, size_t k,
-                            struct kn_mat **ret_mat)
+                            bool full, struct kn_mat **ret_mat)
 {
+    const bool int8 = d->int8 && !full;
     size_t n = 0;
-    if (n_parts > KN_PARTS_MAX || !coded_pays(d, parts, n_parts)) return -ENOTSUP;
+    if (n_parts > KN_PARTS_MAX || !coded_pays(d, parts, n_parts, int8)) return -ENOTSUP;
     for (size_t i = 0; i < n_parts; i++)
         n += parts[i].n;
     struct kn_mat *w = mem_zalloc(sizeof *w);
     if (!w) return -ENOMEM;
     *w = (struct kn_mat){.dev = d, .n = n, .k = k, .kind = d->gemm};
     int r = kn_coded_create(d, parts, n_parts, k, &w->coded);
+    if (r == 0 && int8) r = kn_int8_create(d, n, k, &w->int8);
     if (r == 0 && !(w->row = mem_alloc(k * sizeof *w->row))) r = -ENOMEM;
     if (r < 0) {
         mat_destroy(w);
@@ -85,9 +93,24 @@ static int mat_create_coded(struct kn_dev *d, const struct kn_part *parts, size_
     return 0;
 }
 
-static int mat_create(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat)
+static int mat_create_full(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat)
 {
     return kn_mat_create_kind(d, n, k, d->gemm, ret_mat);
+}
+
+static int mat_create(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat)
+{
+    if (!d->int8) return mat_create_full(d, n, k, ret_mat);
+    struct kn_mat *w = mem_zalloc(sizeof *w);
+    if (!w) return -ENOMEM;
+    *w = (struct kn_mat){.dev = d, .n = n, .k = k, .kind = d->gemm};
+    int r = kn_int8_create(d, n, k, &w->int8);
+    if (r < 0) {
+        mem_free(w);
+        return r;
+    }
+    *ret_mat = w;
+    return 0;
 }
 
 static int mat_create_f32(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat)
@@ -137,8 +160,11 @@ static void fill_padding(struct kn_mat *w)
 
 static void fill_row(struct kn_mat *w, size_t row, const float *x)
 {
+    if (w->int8) kn_int8_fill(w->int8, row, x);
     if (w->coded)
         kn_coded_fill_f32(w->coded, row, x);
+    else if (!w->data)
+        return;
     else if (w->kind == GEMM_OWN_F32)
         fill_f32(w, row, x);
     else
@@ -161,16 +187,16 @@ static int mat_fill_codes(struct kn_mat *w, size_t row, const struct codes_row *
     const struct codes_form f = kn_coded_form(w->coded, row);
     if (f.bits == 0) return -EINVAL;
     kn_coded_fill(w->coded, row, c);
-    if (w->coded->panel[row / w->coded->nr].form.bits) return 0;
+    if (!w->int8 && w->coded->panel[row / w->coded->nr].form.bits) return 0;
     codes_values(&f, c, w->k, w->row);
-    kn_coded_fill_f32(w->coded, row, w->row);
+    fill_row(w, row, w->row);
     return 0;
 }
 
 static int mat_done(struct kn_mat *w)
 {
     if (w->ready) return -EINVAL;
-    if (!w->coded) fill_padding(w);
+    if (w->data) fill_padding(w);
     mem_free(w->row);
     w->row = NULL;
     w->ready = true;
@@ -182,6 +208,7 @@ const struct kn_mat_ops kn_cpu_mat_ops = {.create = mat_create,
                                           .done = mat_done,
                                           .bytes = mat_bytes,
                                           .destroy = mat_destroy,
+                                          .create_full = mat_create_full,
                                           .create_coded = mat_create_coded,
                                           .fill_codes = mat_fill_codes,
                                           .create_f32 = mat_create_f32};
@@ -190,7 +217,49 @@ const struct kn_mat_ops kn_cpu_mat_ops = {.create = mat_create,
 struct gemm_par {
     const struct kn_gemm_args *a;
     size_t n_items; /* of each product */
+    char *rows;     /* in 8 bits, one product's behind the other's; NULL: as they are */
 };
+
+static size_t rows8_bytes(const struct kn_gemm_args *a)
+{
+    struct kn_int8_rows r;
+    return kn_int8_place(a->m, a->w->k, NULL, &r);
+}
+
+static struct kn_int8_rows rows8_of(const struct gemm_par *g, size_t i)
+{
+    struct kn_int8_rows r;
+    char *at = g->rows;
+    for (size_t p = 0; p < i; p++)
+        at += rows8_bytes(&g->a[p]);
+    (void)kn_int8_place(g->a[i].m, g->a[i].w->k, at, &r);
+    return r;
+}
+
+static int rows8_item(struct kn_stream *st, void *arg, size_t item)
+{
+    const struct gemm_par *g = arg;
+    const struct kn_gemm_args *a = &g->a[item];
+    const struct kn_int8_rows r = rows8_of(g, item);
+#if defined(__x86_64__)
+    (st->dev->isa == KN_ISA_AVX2 ? kn_avx2_int8_rows : kn_avx512_int8_rows)(a->a, a->lda, a->m,
+                                                                            a->w->k, &r);
+#endif
+    return 0;
+}
+
+/* Rows are rounded before products share them. */
+static int prepare_rows(struct kn_stream *st, struct gemm_par *g, size_t n)
+{
+    const struct kn_mat *w = g->a->w;
+    size_t bytes = 0;
+    if (!w->int8 || (w->coded && w->dev->replaying)) return 0;
+    for (size_t i = 0; i < n; i++)
+        bytes += rows8_bytes(&g->a[i]);
+    g->rows = kn_cpu_scratch(st, KN_SLOT_INT8, bytes);
+    if (!g->rows) return -ENOMEM;
+    return n == 1 ? rows8_item(st, g, 0) : kn_par(st, n, rows8_item, g);
+}
 
 static size_t group_of(const struct kn_mat *w)
 {
@@ -211,6 +280,10 @@ static size_t item_start(const struct kn_mat *w, size_t n_items, size_t item)
 static int run_panels(const struct kn_mat *w, const struct kn_gemm_job *j, size_t p0, size_t p1)
 {
 #if defined(__x86_64__)
+    if (j->rows)
+        return (w->dev->isa == KN_ISA_AMX    ? kn_gemm_int8_amx
+                : w->dev->isa == KN_ISA_AVX2 ? kn_avx2_gemm_int8
+                                             : kn_avx512_gemm_int8)(j, p0, p1);
     if (w->kind == GEMM_OWN_BF16 && !j->as_f32)
         return (w->dev->isa == KN_ISA_AMX ? kn_gemm_bf16_amx : kn_gemm_bf16_avx512)(j, p0, p1);
 #endif
@@ -233,7 +306,12 @@ static int gemm_item(struct kn_stream *st, void *arg, size_t item)
                             .ldc = a->ldc,
                             .accumulate = a->accumulate,
                             .cancel = st->cancel};
-    if (w->coded) {
+    struct kn_int8_rows rows;
+    if (g->rows) {
+        rows = rows8_of(g, item / g->n_items);
+        j.int8 = w->int8;
+        j.rows = &rows;
+    } else if (w->coded) {
         j.coded = w->coded;
         /* A code on its way to bf16 costs more than the product with one row. */
         j.as_f32 = w->dev->replaying;
@@ -245,7 +323,7 @@ static int gemm_item(struct kn_stream *st, void *arg, size_t item)
 
 int kn_cpu_gemms(struct kn_stream *st, const struct kn_gemm_args *a, size_t n)
 {
-    struct gemm_par g = {a, 1};
+    struct gemm_par g = {a, 1, NULL};
     const struct kn_mat *w = a->w;
     for (size_t i = 0; i < n; i++) {
         if (a[i].w->n != w->n || a[i].w->k != w->k || !a[i].w->ready) return -EINVAL;
@@ -256,6 +334,8 @@ int kn_cpu_gemms(struct kn_stream *st, const struct kn_gemm_args *a, size_t n)
     const size_t n_items = n_groups(w) / min_groups,
                  most = (size_t)w->dev->head.info.n_threads * 4 / n;
     if (st->wide && n_items > 1 && most > 1) g.n_items = n_items < most ? n_items : most;
+    const int r = prepare_rows(st, &g, n);
+    if (r < 0) return r;
     return n * g.n_items == 1 ? gemm_item(st, &g, 0) : kn_par(st, n * g.n_items, gemm_item, &g);
 }
 

@@ -15,7 +15,7 @@ static const struct opt_def shared[] = {
     {"dtype", OPT_ENUM, "auto", 0, 0, "auto|f32|bf16",
      "arithmetic; auto never goes below the file's own precision"},
     {"weights", OPT_ENUM, "auto", 0, 0, "auto|bf16|fp8|int8",
-     "of the layers; auto: as the arithmetic; fp8, int8: on a GPU"},
+     "of the layers; auto: as the arithmetic; fp8: on a GPU"},
     {"kv-dtype", OPT_ENUM, "auto", 0, 0, "auto|f32|f16|bf16|q8",
      "stored KV; auto: f32 for F32 files, else f16"},
     {"device", OPT_STR, "cpu", 0, 0, NULL, "what computes: cpu, cuda, cuda:N"},

@@ -243,6 +243,26 @@ HS_FN void hs_tile_store(int t, void *base, size_t stride_bytes)
     for (int i = 0; i < HS_TILE_ROWS; i++)
         hs_store((char *)base + (size_t)i * stride_bytes, hs_tile[t][i]);
 }
+/* Four products of bytes, of a without sign, to each lane. */
+HS_FN hs_reg hs_dot_bytes(hs_reg c, hs_reg a, hs_reg b)
+{
+    uint8_t x[4 * HS_LANES];
+    int8_t y[4 * HS_LANES];
+    memcpy(x, &a, sizeof x);
+    memcpy(y, &b, sizeof y);
+    for (int i = 0; i < 4 * HS_LANES; i++)
+        c.i[i / 4] += x[i] * y[i];
+    return c;
+}
+HS_FN void hs_tile_dot_bytes(int c, int a, int b)
+{
+    for (int i = 0; i < HS_TILE_ROWS; i++)
+        for (int k = 0; k < 4 * HS_LANES; k++) {
+            const int x = (int8_t)(hs_tile[a][i].u[k / 4] >> k % 4 * 8);
+            for (int l = 0; l < HS_LANES; l++)
+                hs_tile[c][i].i[l] += x * (int8_t)(hs_tile[b][k / 4].u[l] >> k % 4 * 8);
+        }
+}
 HS_FN void hs_tile_dot(int c, int a, int b)
 {
     for (int i = 0; i < HS_TILE_ROWS; i++)
@@ -256,6 +276,7 @@ HS_FN void hs_tile_dot(int c, int a, int b)
 #undef _tile_stored
 #undef _tile_zero
 #undef _tile_dpbf16ps
+#undef _tile_dpbssd
 #undef _mm512_cmp_ps_mask
 #undef _mm512_setr_epi32
 #undef _mm512_roundscale_ps
@@ -268,6 +289,7 @@ HS_FN void hs_tile_dot(int c, int a, int b)
 #define _tile_loadd(t, base, stride) hs_tile_load(t, base, stride)
 #define _tile_stored(t, base, stride) hs_tile_store(t, base, stride)
 #define _tile_dpbf16ps(c, a, b) hs_tile_dot(c, a, b)
+#define _tile_dpbssd(c, a, b) hs_tile_dot_bytes(c, a, b)
 
 #define _mm512_loadu_ps(p) hs_load(p).v
 #define _mm512_storeu_ps(p, a) hs_store(p, hs_v(a))
@@ -298,6 +320,7 @@ HS_FN void hs_tile_dot(int c, int a, int b)
 #define _mm512_or_si512(a, b) hs_or(hs_w(a), hs_w(b)).w
 #define _mm512_slli_epi32(a, n) hs_left(hs_w(a), n).w
 #define _mm512_srli_epi32(a, n) hs_right(hs_w(a), n).w
+#define _mm512_dpbusd_epi32(c, a, b) hs_dot_bytes(hs_w(c), hs_w(a), hs_w(b)).w
 #define _mm512_cvtepi32_ps(a) hs_from_i32(hs_w(a)).v
 #define _mm512_cvtps_epi32(a) hs_to_i32(hs_v(a)).w
 #define _mm512_cvtepi8_epi32(a) hs_from_i8(a).w

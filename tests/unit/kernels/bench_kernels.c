@@ -28,7 +28,7 @@ static int gemm_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
     return kn_gemm(st, &a);
 }
 
-static const char *const gemms[] = {"own-f32", "own-bf16"};
+static const char *const gemms[] = {"own-f32", "own-bf16", "own-int8"};
 static const char *bench_only;
 enum { N_GEMM = sizeof gemms / sizeof *gemms };
 
@@ -41,6 +41,10 @@ static void bench_gemm(const char *isa, unsigned threads, int rounds, size_t m, 
           *c = kern_random(m * n, 3, 1);
     for (int i = 0; i < N_GEMM; i++) {
         struct kn_dev_opts o = {.n_threads = threads, .isa = isa, .gemm = gemms[i]};
+        if (i == N_GEMM - 1) {
+            o.gemm = NULL;
+            o.weights = KN_WEIGHTS_INT8;
+        }
         struct err e;
         best[i] = 1e30;
         if (bench_only && strcmp(bench_only, gemms[i]) != 0) continue;

@@ -76,8 +76,12 @@ struct kn_dev *kern_dev(unsigned i, unsigned n_threads, const char *gemm)
 {
     if (kern_device()) return i == 0 || (i == 2 && gemm) ? other_dev(gemm) : NULL;
     if (i >= KERN_ISAS) return NULL;
-    if (i == KERN_ISAS - 1 && (!gemm || strcmp(gemm, "own-bf16") != 0)) return NULL;
+    if (i == KERN_ISAS - 1 && (!gemm || strcmp(gemm, "own-f32") == 0)) return NULL;
     struct kn_dev_opts o = {.n_threads = n_threads, .isa = isas[i], .gemm = gemm};
+    if (gemm && strcmp(gemm, "own-int8") == 0) {
+        o.gemm = NULL;
+        o.weights = KN_WEIGHTS_INT8;
+    }
     struct kn_dev *d = NULL;
     struct err e = {0};
     return kn_dev_create(&o, &d, &e) < 0 ? NULL : d;

@@ -2,6 +2,7 @@
 #include "tests/unit/kernels/kern.h"
 
 #include "base/rng.h"
+#include "kernels/cpu/int8.h"
 
 struct job {
     struct kn_gemm_args a;
@@ -17,10 +18,10 @@ static int run_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
 }
 
 static void check(const struct job *j, const float *w, size_t n, size_t k, const float *c0,
-                  bool bf16)
+                  double operands)
 {
-    /* bf16 operands carry 2^-9 each; f32 sums k products in any order: k * eps. */
-    double tol = bf16 ? 0x1p-7 : ((double)k + 2) * F32_EPS;
+    /* f32 sums k products in any order: k * eps. */
+    double tol = operands + ((double)k + 2) * F32_EPS;
     for (size_t i = 0; i < j->a.m; i++)
         for (size_t c = 0; c < n; c++) {
             double sum = j->a.bias ? (double)j->a.bias[c] : 0, mag = fabs(sum) + 1e-30;
@@ -38,7 +39,7 @@ static void check(const struct job *j, const float *w, size_t n, size_t k, const
         }
 }
 
-static void one_shape(struct kn_dev *d, size_t m, size_t n, size_t k, bool bf16)
+static void one_shape(struct kn_dev *d, size_t m, size_t n, size_t k, double operands)
 {
     for (int variant = 0; variant < 4; variant++) {
         size_t lda = k + (variant & 1 ? 5 : 0), ldc = n + (variant & 1 ? 3 : 0);
@@ -50,7 +51,7 @@ static void one_shape(struct kn_dev *d, size_t m, size_t n, size_t k, bool bf16)
         j.a.bias = variant & 2 ? bias : NULL;
         j.a.accumulate = variant == 1 || variant == 2;
         ASSERT_OK(kern_run(d, variant == 3, m, run_rows, &j));
-        check(&j, w, n, k, c0, bf16);
+        check(&j, w, n, k, c0, operands);
         for (size_t i = 0; i < m; i++)
             ASSERT_MEMEQ(c + i * ldc + n, c0 + i * ldc + n, (ldc - n) * sizeof(float));
         kn_mat_destroy(mat);
@@ -62,7 +63,7 @@ static void one_shape(struct kn_dev *d, size_t m, size_t n, size_t k, bool bf16)
     }
 }
 
-static void all_shapes(const char *gemm, bool bf16, unsigned first_isa)
+static void all_shapes(const char *gemm, double operands, unsigned first_isa)
 {
     static const size_t ms[] = {0, 1, 2, 5, 14, 16, 29}, ns[] = {1, 31, 33, 96, 130};
     static const size_t ks[] = {1, 7, 64, 385, 800};
@@ -74,8 +75,8 @@ static void all_shapes(const char *gemm, bool bf16, unsigned first_isa)
         for (size_t a = 0; a < sizeof ms / sizeof *ms; a++)
             for (size_t b = 0; b < sizeof ns / sizeof *ns; b++)
                 for (size_t c = 0; c < sizeof ks / sizeof *ks; c++)
-                    one_shape(d, ms[a], ns[b], ks[c], bf16);
-        one_shape(d, 61, 600, 130, bf16);
+                    one_shape(d, ms[a], ns[b], ks[c], operands);
+        one_shape(d, 61, 600, 130, operands);
         kn_dev_destroy(d);
     }
     if (n_dev == 0) SKIP("this machine lacks the candidate");
@@ -83,12 +84,61 @@ static void all_shapes(const char *gemm, bool bf16, unsigned first_isa)
 
 TEST(own_f32_matches_oracle)
 {
-    all_shapes("own-f32", false, 0);
+    all_shapes("own-f32", 0, 0);
 }
 
 TEST(own_bf16_matches_oracle)
 {
-    all_shapes("own-bf16", true, 2);
+    all_shapes("own-bf16", 0x1p-7, 2); /* 2^-9 each */
+}
+
+/* Operands are off by a 254th of their block's largest value each. */
+TEST(own_int8_matches_oracle)
+{
+    all_shapes("own-int8", 0.06, 1);
+}
+
+TEST(int8_blocks_are_about_equal)
+{
+    for (size_t k = 1; k < 3000; k++) {
+        const struct kn_int8_cut c = kn_int8_cut(k);
+        ASSERT_TRUE(c.k >= k && c.k - k < KN_INT8_STEP && c.block <= KN_INT8_BLOCK);
+        ASSERT_TRUE(c.k % KN_INT8_STEP == 0 && c.block % KN_INT8_STEP == 0);
+        ASSERT_EQ(c.n_blocks, (c.k + KN_INT8_BLOCK - 1) / KN_INT8_BLOCK);
+        ASSERT_TRUE(c.block * (c.n_blocks - 1) < c.k && c.block * c.n_blocks >= c.k);
+    }
+}
+
+/* Whole numbers of which each block's largest is 127 are not rounded, and sums below 2^24 are
+ * exact: every instruction set gives the same. */
+TEST(own_int8_is_exact_for_whole_numbers)
+{
+    enum { M = 37, N = 70, K = 700, EVERY = 50 };
+    float *x[2] = {kern_random(M * K, 1, 127), kern_random(N * K, 2, 127)};
+    float *c = kern_random(M * N, 3, 1);
+    unsigned n_dev = 0;
+    for (size_t i = 0; i < M * K; i++)
+        x[0][i] = i % K % EVERY == 3 ? 127 : rintf(x[0][i]);
+    for (size_t i = 0; i < N * K; i++)
+        x[1][i] = i % K % EVERY == 3 ? -127 : rintf(x[1][i]);
+    for (unsigned i = 1; i < KERN_ISAS; i++) {
+        struct kn_dev *d = kern_dev(i, 2, "own-int8");
+        if (!d) continue;
+        n_dev++;
+        struct kn_mat *w = kern_mat(d, N, K, x[1]);
+        struct job j = {{.a = x[0], .lda = K, .m = M, .w = w, .c = c, .ldc = N}};
+        ASSERT_OK(kern_run(d, false, M, run_rows, &j));
+        for (size_t at = 0; at < M * N; at++) {
+            long sum = 0;
+            for (size_t k = 0; k < K; k++)
+                sum += (long)x[0][at / N * K + k] * (long)x[1][at % N * K + k];
+            ASSERT_EQ((long)c[at], sum);
+        }
+        kn_mat_destroy(w);
+        kn_dev_destroy(d);
+    }
+    free(x[0]), free(x[1]), free(c);
+    if (n_dev == 0) SKIP("this machine lacks products in 8 bits");
 }
 
 /* A row's bits do not depend on m, on where it stands, on threads or on the column split. */
@@ -141,6 +191,11 @@ TEST(own_f32_rows_are_invariant)
 TEST(own_bf16_rows_are_invariant)
 {
     invariant("own-bf16", 2);
+}
+
+TEST(own_int8_rows_are_invariant)
+{
+    invariant("own-int8", 1);
 }
 
 /* What the device draws is what the host would have filled in, from any row on. */

@@ -1,0 +1,65 @@
+/* Packing weights in 8 bits. */
+#include "kernels/cpu/int8.h"
+
+#include "base/mem.h"
+#include "kernels/cpu/cpu.h"
+
+#include <math.h>
+#include <string.h>
+
+int kn_int8_create(struct kn_dev *d, size_t n, size_t k, struct kn_int8 **ret)
+{
+    const struct kn_int8_cut cut = kn_int8_cut(k);
+    const size_t nr = d->simd->nr, columns = (n + nr - 1) / nr * nr;
+    struct kn_int8 *w = mem_zalloc(sizeof *w);
+    if (!w) return -ENOMEM;
+    *w = (struct kn_int8){.cut = cut,
+                          .nr = (unsigned)nr,
+                          .zero = d->isa == KN_ISA_AMX ? 0 : 128,
+                          .k = k,
+                          .columns = columns,
+                          .bytes = columns * (cut.k + cut.n_blocks * sizeof *w->scale)};
+    w->panel = kn_slab_take(d, w->bytes, &w->slab);
+    if (!w->panel) {
+        mem_free(w);
+        return -ENOMEM;
+    }
+    w->scale = (float *)(void *)(w->panel + columns * cut.k);
+    memset(w->panel, (int)w->zero, columns * cut.k);
+    memset(w->scale, 0, columns * cut.n_blocks * sizeof *w->scale);
+    *ret = w;
+    return 0;
+}
+
+void kn_int8_destroy(struct kn_int8 *w)
+{
+    if (!w) return;
+    kn_slab_unref(w->slab);
+    mem_free(w);
+}
+
+void kn_int8_fill(struct kn_int8 *w, size_t row, const float *x)
+{
+    uint8_t *to = w->panel + row / w->nr * w->nr * w->cut.k + row % w->nr * 4;
+    for (size_t b = 0, k0 = 0, k1; b < w->cut.n_blocks; b++, k0 = k1) {
+        float top = 0;
+        k1 = w->k - k0 < w->cut.block ? w->k : k0 + w->cut.block;
+        for (size_t i = k0; i < k1; i++)
+            top = top > fabsf(x[i]) ? top : fabsf(x[i]);
+        const float by = top > 0 ? 127 / top : 0;
+        for (size_t i = k0; i < k1; i++)
+            to[i / 4 * w->nr * 4 + i % 4] = (uint8_t)(lrintf(x[i] * by) + (long)w->zero);
+        w->scale[b * w->columns + row] = top / 127;
+    }
+}
+
+size_t kn_int8_place(size_t m, size_t k, char *at, struct kn_int8_rows *ret)
+{
+    enum { LINE = 64, TILES = 32 };
+    const struct kn_int8_cut cut = kn_int8_cut(k);
+    const size_t rows = (m + TILES - 1) / TILES * TILES, stride = cut.k | LINE;
+    const size_t scales = (rows * cut.n_blocks * sizeof(float) + LINE - 1) / LINE * LINE;
+    *ret = (struct kn_int8_rows){stride, (void *)at, (void *)(at + rows * stride),
+                                 (void *)(at + rows * stride + scales)};
+    return rows * stride + 2 * scales;
+}
