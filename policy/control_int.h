@@ -25,6 +25,7 @@ struct prompt {
     unsigned L, check, score_lo, score_hi, side; /* layers in range */
     double tokens, prefix, suffix;
     double chunk_tokens, chunk_pairs; /* of all chunks behind the prefix, held or not */
+    double front, front_pairs;        /* what stands between the prefix and these */
     struct pol_cost cost;
     struct pol_tier_now tier[POL_TIERS_MAX];
     bool reachable[POL_TIERS_MAX];

@@ -12,8 +12,8 @@ struct rule {
     double ratio;
     const char *reason;
 };
-struct found { /* tokens of chunks that are held, and of those that are not */
-    double held, missed;
+struct found { /* tokens of chunks that are held, of those that are not, and in front of all */
+    double held, missed, front;
 };
 
 static struct rule exact(const struct pol_control_in *in, const char *reason)
@@ -30,12 +30,12 @@ static double ratio_of(const struct pol_request *q)
 }
 
 /* Token-layers, as shares of a token's: whatever is not reused runs in full, and where the suffix
- * scores what is no chunk's once more through the scoring layers. */
+ * scores what stands behind a chunk and is none once more through the scoring layers. */
 static bool worth_blending(const struct pol_control_in *in, const struct found *f,
                            enum pol_strategy s, double ratio)
 {
     double rest = (double)in->n_tok - in->n_prefix - f->held;
-    double ask = pol_strategy_asks(s) ? ASK_DEPTH * (rest - f->missed) : 0;
+    double ask = pol_strategy_asks(s) ? ASK_DEPTH * (rest - f->missed - f->front) : 0;
     double cost = rest + ask + ratio * f->held;
 
     return cost < POL_COST_MAX * (rest + f->held);
@@ -59,9 +59,15 @@ static struct rule blend(const struct pol_control_in *in, const struct pol_reque
 static struct found found_of(const struct pol_control_in *in)
 {
     struct found f = {0};
+    bool any = false;
 
-    for (size_t i = 0; i < in->n_chunk; i++)
-        *(in->chunk[i].tier >= 0 ? &f.held : &f.missed) += in->chunk[i].n;
+    for (size_t i = 0; i < in->n_chunk; i++) {
+        const struct pol_chunk_now *c = &in->chunk[i];
+        *(c->tier >= 0 ? &f.held : &f.missed) += c->n;
+        if (any || c->tok0 < in->n_prefix) continue;
+        f.front = c->tok0 - in->n_prefix;
+        any = true;
+    }
     return f;
 }
 

@@ -95,12 +95,16 @@ void prompt_make(const struct pol_control_in *in, struct prompt *p)
         p->prefix = fmin((double)in->n_prefix, p->tokens - 1); /* the last row is computed */
         p->prefix_bytes[at] = (double)in->prefix_bytes;
     }
+    double first = p->tokens;
     p->chunk_tokens = p->chunk_pairs = 0;
     for (size_t i = 0; i < n; i++) {
         if ((double)in->chunk[i].tok0 < p->prefix) continue;
+        first = smaller(first, (double)in->chunk[i].tok0);
         p->chunk_tokens += (double)in->chunk[i].n;
         p->chunk_pairs += chunk_pairs(&in->chunk[i]);
     }
+    p->front = p->chunk_tokens > 0 ? first - p->prefix : 0;
+    p->front_pairs = p->front * (p->prefix + (p->front + 1) / 2);
 }
 
 bool chunk_usable(const struct prompt *p, const struct pol_chunk_now *c)
@@ -116,8 +120,10 @@ struct rows {
     double all, all_pairs;   /* what is not prefix */
     double rest, rest_pairs; /* what is not reused either */
     double main, main_pairs; /* that, and the selected tokens */
-    double missed;           /* of chunks that are not reused: not asked with */
-    double ask, ask_pairs;   /* what is no chunk's */
+    double low, low_pairs;   /* the same below layer `join`: without those in front of all chunks */
+    unsigned join;
+    double missed;         /* of chunks that are not reused: not asked with */
+    double ask, ask_pairs; /* what is no chunk's */
     double suffix_pairs, mass, placed;
     bool choose; /* there is something to choose, and to choose from */
 };
@@ -150,12 +156,15 @@ static struct rows rows_of(const struct prompt *p, double ratio, const struct se
     r.rest_pairs = larger(r.all_pairs - s->pairs, 0);
     r.main = r.rest + selected;
     r.main_pairs = r.rest_pairs + (s->tokens > 0 ? s->pairs * selected / s->tokens : 0);
+    r.low = larger(r.main - p->front, 1);
+    r.low_pairs = larger(r.main_pairs - p->front_pairs, 0);
     r.choose = selected > 0 && p->L > 1;
     if (step > 1) {
         r.all = whole_steps(r.all, step);
         r.rest = whole_steps(r.rest, step);
         r.ask = whole_steps(r.ask, step);
         r.main = whole_steps(r.main, step);
+        r.low = whole_steps(r.low, step);
     }
     return r;
 }
@@ -206,23 +215,33 @@ static void add_side_pass(struct walk *w, const struct prompt *p, const struct r
     add_span(w, last, last + 1, WAIT_SIDE, &k);
 }
 
+/* Layers of the answer: below `join` rows in front of the chunks are through since the pass. */
+static void add_answer(struct walk *w, const struct rows *r, unsigned lo, unsigned hi,
+                       enum wait wait, double places)
+{
+    const unsigned join = at_most(r->join, hi);
+    struct pol_work k = {.layers = 1, .rows = r->low, .pairs = r->low_pairs, .places = places};
+    k.kv_rows = lo > 0 ? r->low : 0;
+    add_span(w, lo, join, wait, &k);
+    k.rows = r->main;
+    k.pairs = r->main_pairs;
+    k.kv_rows = lo > 0 ? r->main : 0;
+    add_span(w, lo > join ? lo : join, hi, wait, &k);
+}
+
 /* Layers from `lo` on with the rows of the answer; those below `loaded` have their stored KV. In
  * the last layer only one row goes on behind its K,V. */
 static void add_main(struct walk *w, const struct prompt *p, const struct rows *r, unsigned lo,
                      unsigned loaded)
 {
     const unsigned last = p->L - 1;
-    struct pol_work k = {.layers = 1, .rows = r->main, .pairs = r->main_pairs};
-    if (lo == 0) add_span(w, 0, at_most(1, last), WAIT_NOTHING, &k);
+    struct pol_work k = {.layers = 1, .rows = 1, .pairs = p->tokens};
+    if (lo == 0) add_answer(w, r, 0, at_most(1, last), WAIT_NOTHING, 0);
     if (lo == 0) lo = 1;
-    k.kv_rows = r->main;
-    add_span(w, lo, at_most(loaded, last), WAIT_NOTHING, &k);
-    k.places = r->placed;
-    add_span(w, lo > loaded ? lo : loaded, last, WAIT_CHUNKS, &k);
-    k.rows = 1;
-    k.pairs = p->tokens;
-    if (last == 0) k.kv_rows = 0;
-    if (last < loaded) k.places = 0;
+    add_answer(w, r, lo, at_most(loaded, last), WAIT_NOTHING, 0);
+    add_answer(w, r, lo > loaded ? lo : loaded, last, WAIT_CHUNKS, r->placed);
+    k.kv_rows = last > 0 ? r->main : 0;
+    k.places = last < loaded ? 0 : r->placed;
     if (lo <= last || last == 0)
         add_span(w, last, last + 1, last < loaded ? WAIT_NOTHING : WAIT_CHUNKS, &k);
 }
@@ -244,9 +263,10 @@ static void add_check(struct walk *w, const struct prompt *p, const struct rows 
 static void spans_of(const struct prompt *p, enum pol_strategy s, double ratio,
                      const struct set *set, struct walk *ret)
 {
-    const struct rows r = rows_of(p, ratio, set);
+    struct rows r = rows_of(p, ratio, set);
     unsigned lo = 0, loaded = 1;
     ret->n = 0;
+    if (r.choose && pol_strategy_asks(s)) r.join = s == POL_SIDE ? p->side : p->score_hi - 1;
     /* K,V of layer 0 for all tokens. */
     add_span(ret, 0, 1, WAIT_NOTHING, &(struct pol_work){.layers = 1, .kv_rows = p->tokens});
     if (r.choose && (s == POL_QUERY || s == POL_QS)) {

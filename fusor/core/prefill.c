@@ -198,7 +198,7 @@ static void restart(struct fus_prefill *f)
     f->loaded_to = 1;
     f->done_to = 0;
     f->checked = false;
-    f->n_sel = f->n_rows_chosen = 0;
+    f->n_sel = f->n_rows_chosen = f->n_front = 0;
     f->report.deviation_left = f->report.score_left = -1;
 }
 
@@ -282,6 +282,30 @@ static int gather_block(struct kn_stream *st, void *arg, size_t row0, size_t m)
     return kn_gather(st, g->from, g->idx + row0, m, g->D, g->x + row0 * g->D);
 }
 
+/* How many of the rows that ask stand in front of all chunks, held or not. Nothing of these reaches
+ * them, so what they have when the pass ends is the answer's, too: they go on there, with the last
+ * layer that asked, whose second half they have not seen. Of a capture all or nothing is so. */
+static size_t front_rows(const struct fus_prefill *f)
+{
+    uint32_t end = f->plan.n_tok;
+    size_t n = 0;
+    for (size_t i = 0; i < f->n_range; i++)
+        if (!f->range[i].r.exact && f->range[i].r.tok0 < end) end = f->range[i].r.tok0;
+    for (size_t i = 0; i < f->n_capture; i++) {
+        const struct fus_capture *c = &f->capture[i].c;
+        if (f->capture[i].open && c->tok0 < end && c->tok0 + c->n > end) end = c->tok0;
+    }
+    while (n < f->n_rows && (uint32_t)f->b.pos[n] < end)
+        n++;
+    return n;
+}
+
+/* Rows of this layer: [*ret, n_rows). */
+static size_t first_row(const struct fus_prefill *f)
+{
+    return f->stage == STAGE_MAIN && f->layer + 1 < f->plan.score_hi ? f->n_front : 0;
+}
+
 /* Rows = tokens that are no chunk's; for the answer those of missed chunks and the chosen ones too,
  * with all reused ones when `all`; x from the embeddings. */
 static int rows_from_embeddings(struct fus_prefill *f, bool all)
@@ -299,9 +323,11 @@ static int rows_from_embeddings(struct fus_prefill *f, bool all)
         }
     }
     f->n_rows = n;
-    struct gather g = {f->b.emb, f->b.x, fus_seen(f, f->b.pos), f->core->cfg.D};
+    const size_t first = first_row(f), D = f->core->cfg.D;
+    const int32_t *idx = fus_seen(f, f->b.pos);
+    struct gather g = {f->b.emb, f->b.x + first * D, idx + first, D};
     const int r = send_rows(f);
-    return r < 0 ? r : kn_rows(f->core->dev, n, f->plan.cancel, gather_block, &g);
+    return r < 0 ? r : kn_rows(f->core->dev, n - first, f->plan.cancel, gather_block, &g);
 }
 
 /* Rows that see nothing of the chunks but anchors stand end to end with these behind the exact
@@ -375,6 +401,7 @@ static int begin_main(struct fus_prefill *f)
 {
     f->stage = STAGE_MAIN;
     f->layer = 0;
+    f->row0 = first_row(f);
     f->checked = !f->chooses || !f->how->by_deviation;
     if (!f->checked) return rows_from_embeddings(f, true);
     const int r = f->chooses && f->how->pass ? fus_select(f) : 0;
@@ -408,6 +435,7 @@ static int step_layer0(struct fus_prefill *f)
     if (!f->chooses || !f->how->pass) return begin_main(f);
     f->stage = STAGE_SCORE;
     r = rows_from_embeddings(f, false);
+    f->n_front = front_rows(f);
     return r == 0 && f->how->pass == PASS_SIDE ? close_ranks(f) : r;
 }
 
@@ -491,7 +519,7 @@ static int step_stored(struct fus_prefill *f)
 /* Behind the last slice of a layer's first half; at the check layer the choice. */
 static int end_a(struct fus_prefill *f)
 {
-    if (f->stage == STAGE_MAIN) fus_captures_layer_done(f, f->layer);
+    fus_captures_layer_done(f, f->layer);
     if (f->at_choice) {
         int r = fus_select(f);
         if (r < 0) return r;
@@ -499,7 +527,7 @@ static int end_a(struct fus_prefill *f)
         r = drop_rows(f);
         if (r < 0) return r;
     }
-    f->token_layers += (double)f->n_rows;
+    f->token_layers += (double)(f->n_rows - first_row(f));
     f->part = PART_B;
     f->row0 = 0;
     return 0;
@@ -512,7 +540,7 @@ static size_t first_b_row(const struct fus_prefill *f)
     if (f->stage == STAGE_SCORE)
         return f->layer + 1 == f->plan.score_hi ? f->n_rows - f->n_suffix : 0;
     if (f->layer + 1 == f->core->cfg.L) return f->n_rows - f->n_logits;
-    return 0;
+    return first_row(f);
 }
 
 /* Rows of the next slice of phase B. */
@@ -529,19 +557,18 @@ static size_t b_rows(const struct fus_prefill *f)
 static bool is_joint(const struct fus_prefill *f)
 {
     return f->core->layer[f->layer].qkv.w && f->layer > 0 && f->stage == STAGE_MAIN &&
-           !f->at_choice && !f->n_capture && !f->step_rows && first_b_row(f) == 0 &&
-           b_rows(f) == f->n_rows;
+           !f->at_choice && !f->n_capture && !f->step_rows && first_b_row(f) == first_row(f) &&
+           b_rows(f) == f->n_rows - first_row(f);
 }
 
 /* A slice of the first half of a layer. Layer 0 has its K,V already. */
 static int step_a(struct fus_prefill *f)
 {
-    const size_t m = f->layer > 0 ? rows_now(f, f->n_rows) : f->n_rows;
+    const size_t m = f->layer > 0 ? rows_now(f, f->n_rows) : f->n_rows - f->row0;
     f->joint = is_joint(f);
     if (f->layer > 0 && !f->joint) {
         struct fus_phase p = phase(f);
-        const bool looks = f->n_capture || f->at_choice;
-        p.hook = f->stage == STAGE_MAIN && looks ? rows_hook : NULL;
+        p.hook = f->n_capture || f->at_choice ? rows_hook : NULL;
         p.hook_ctx = f;
         p.goes_on = f->at_choice || !p.hook; /* the choice waits for what it needs */
         int r = fus_phase_a(&p, f->row0, m);
@@ -628,7 +655,7 @@ static int layer_done(struct fus_prefill *f)
 {
     f->layer++;
     f->part = PART_STORED;
-    f->row0 = 0;
+    f->row0 = first_row(f);
     if (f->stage == STAGE_SCORE && f->layer == 1) fus_score_squeeze(f);
     if (f->stage == STAGE_SCORE && f->layer == f->plan.score_hi) return end_of_score(f);
     if (f->layer < f->core->cfg.L) return 0;

@@ -239,12 +239,20 @@ int fus_reuse_place(struct fus_prefill *f, unsigned layer, enum fus_bring what)
 
 /* ---- sinks ---- */
 
+/* While the question asks only rows in front of all chunks are what the answer has. */
+static bool gives_now(const struct fus_prefill *f, const struct pre_capture *c)
+{
+    return f->stage == STAGE_MAIN ||
+           (f->n_front > 0 && (uint32_t)f->b.pos[f->n_front - 1] >= c->c.tok0);
+}
+
 void fus_capture_rows(struct fus_prefill *f, const struct kv_rows *rows)
 {
     const int32_t *pos = f->b.pos + rows->row0;
     for (size_t i = 0; i < f->n_capture; i++) {
         struct pre_capture *c = &f->capture[i];
         if (!c->open || rows->layer < c->next_layer || atomic_load(&c->status) < 0) continue;
+        if (!gives_now(f, c)) continue;
         size_t a = 0, b = rows->n;
         while (a < b && (uint32_t)pos[a] < c->c.tok0)
             a++;
@@ -265,8 +273,10 @@ void fus_capture_rows(struct fus_prefill *f, const struct kv_rows *rows)
 
 void fus_captures_layer_done(struct fus_prefill *f, unsigned layer)
 {
-    for (size_t i = 0; i < f->n_capture; i++)
-        if (layer >= f->capture[i].next_layer) f->capture[i].next_layer = layer + 1;
+    for (size_t i = 0; i < f->n_capture; i++) {
+        struct pre_capture *c = &f->capture[i];
+        if (layer >= c->next_layer && gives_now(f, c)) c->next_layer = layer + 1;
+    }
 }
 
 size_t fus_captures_open(const struct fus_prefill *f)

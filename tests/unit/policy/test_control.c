@@ -182,6 +182,15 @@ static void slow_passes(struct slow *x, double selected, double placed)
         }
 }
 
+static uint32_t first_chunk(const struct slow *x)
+{
+    uint32_t first = x->in->n_tok;
+    for (size_t i = 0; i < x->in->n_chunk; i++)
+        if (x->in->chunk[i].tok0 >= x->P && x->in->chunk[i].tok0 < first)
+            first = x->in->chunk[i].tok0;
+    return first;
+}
+
 static void slow_predict(const struct pol_control_in *in, enum pol_strategy s, double ratio,
                          const bool *reuse, struct pol_prediction *ret)
 {
@@ -208,6 +217,15 @@ static void slow_predict(const struct pol_control_in *in, enum pol_strategy s, d
     const bool asked = selected > 0 && (s == POL_QUERY || s == POL_QS);
     const bool checks = selected > 0 && s == POL_HKVD;
     const unsigned loaded = asked && x.chunks == x.R ? in->score_hi : 1;
+    /* What asked in front of the first chunk, and the layer in which it goes on. */
+    const unsigned join = asked                           ? in->score_hi - 1
+                          : selected > 0 && s == POL_SIDE ? in->side_layer
+                                                          : 0;
+    double front = 0, pairs_front = 0;
+    for (uint32_t p = (uint32_t)x.P; x.chunks > 0 && p < first_chunk(&x); p++) {
+        front++;
+        pairs_front += p + 1.0;
+    }
     for (unsigned l = 0; l < in->L; l++) {
         const bool in_pages = l < loaded, last = l + 1 == in->L;
         if (checks && l <= in->check_layer) {
@@ -223,8 +241,12 @@ static void slow_predict(const struct pol_control_in *in, enum pol_strategy s, d
                   0);
             continue;
         }
-        layer(&x, l, in_pages ? NEED_NONE : NEED_ALL, l ? rows : 0, last ? 1 : rows,
-              last ? x.T : pairs, in_pages ? 0 : placed, 0);
+        const double now = l < join ? rows - front : rows;
+        layer(&x, l, in_pages ? NEED_NONE : NEED_ALL, l ? now : 0, last ? 1 : now,
+              last       ? x.T
+              : l < join ? pairs - pairs_front
+                         : pairs,
+              in_pages ? 0 : placed, 0);
     }
     ret->ttft_s = x.t + in->cost.head_s;
     ret->compute_s = x.compute + in->cost.head_s;
@@ -241,8 +263,12 @@ TEST(prediction_is_the_walk_over_layers)
         uint64_t s = seed;
         bool reuse[MANY];
         make(seed, 1 + seed % 12, &x);
-        for (size_t i = 0; i < x.in.n_chunk; i++)
+        const uint32_t front = seed % 2 ? 300 : 0; /* a system text */
+        x.in.n_tok += front;
+        for (size_t i = 0; i < x.in.n_chunk; i++) {
+            x.chunk[i].tok0 += front;
             reuse[i] = unit(&s) < 0.7;
+        }
         x.in.check_layer = 1 + (unsigned)(4 * unit(&s));
         for (size_t k = 0; k < N_STRATEGIES; k++) {
             const double r = STRATEGIES[k] == POL_REUSE ? 0 : 0.3 * unit(&s);

@@ -9,13 +9,15 @@
 #define H POL_HKVD
 #define S POL_SINK
 
-struct prompt { /* tokens; the chunks that are held and missed are one each */
-    uint32_t all, prefix, held, missed, suffix;
+struct prompt { /* tokens; the chunks that are held and missed are one each, behind `front` */
+    uint32_t all, prefix, held, missed, suffix, front;
 };
 
 static struct pol_control decide(const struct prompt *p, const struct pol_request *q)
 {
-    const struct pol_chunk_now chunk[] = {{.n = p->held, .tier = 0}, {.n = p->missed, .tier = -1}};
+    const uint32_t at = p->prefix + p->front;
+    const struct pol_chunk_now chunk[] = {{.tok0 = at, .n = p->held, .tier = 0},
+                                          {.tok0 = at + p->held, .n = p->missed, .tier = -1}};
     const struct pol_control_in in = {.n_tok = p->all,
                                       .n_prefix = p->prefix,
                                       .n_suffix = p->suffix,
@@ -102,6 +104,15 @@ TEST(what_is_missed_is_not_asked_with)
     p.held = 100; /* less than a tenth to save */
     p.missed = 800;
     ASSERT_EQ(decide(&p, &q).strategy, POL_FULL);
+}
+
+TEST(what_stands_in_front_runs_once)
+{
+    const struct pol_request q = asks(POL_AUTO, -1);
+    struct prompt p = {.all = 1000, .prefix = 100, .held = 450, .suffix = 10};
+    ASSERT_EQ(decide(&p, &q).strategy, POL_PREFIX);
+    p.front = 300;
+    ASSERT_EQ(decide(&p, &q).strategy, Q);
 }
 
 TEST(defaults_of_the_operator)
