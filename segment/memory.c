@@ -5,7 +5,7 @@
  * clock, u32 counts of texts, sides and kept texts, u32 cut and joined gaps per form (FORM_COUNT
  * each), then texts (u64), sides (key u64, neighbour u32, stamp u32, seen, turns, sketch, moved,
  * repeated u8) and kept texts (start u64, all u64, length u32, stamp u32, sightings u8). Spaces
- * come in the order of use, oldest first. Readers check the sum before anything else, and each
+ * come in the order of use, oldest first. Readers check the version, then the sum, and at each
  * read the bytes that are left; what is damaged, of another version or from another
  * machine's byte order is as if it were not there. Only fingerprints and the names of namespaces
  * are written; the file is the owner's alone. */
@@ -219,8 +219,10 @@ int seg_learner_parse(struct seg_learner *l, const void *data, size_t len)
     struct reader r = {data, (const unsigned char *)data + len};
     uint32_t counts[2];
     uint64_t sum;
-    if (len < sizeof magic + sizeof counts + sizeof sum || memcmp(data, magic, sizeof magic) != 0)
+    if (len < sizeof magic + sizeof counts + sizeof sum ||
+        memcmp(data, magic, sizeof magic - 1) != 0)
         return -EBADMSG;
+    if (r.p[sizeof magic - 1] != magic[sizeof magic - 1]) return -ESTALE;
     r.p += sizeof magic;
     r.end -= sizeof sum;
     memcpy(&sum, r.end, sizeof sum);

@@ -54,7 +54,9 @@ uint64_t record_ident_hash(const struct tier_ident *id)
     put64(b + 16, id->tokenizer[0]);
     put64(b + 24, id->tokenizer[1]);
     put32(b + 32, id->rope_regime);
-    put32(b + 36, (uint32_t)id->dtype);
+    /* With the version, less the one of the first release: where two versions share a tier, neither
+     * meets, and drops, what the other wrote. */
+    put32(b + 36, (uint32_t)id->dtype | (RECORD_VERSION - 4u) << 16);
     put32(b + 40, id->sink_token);
     put32(b + 44, id->L);
     put32(b + 48, id->G);

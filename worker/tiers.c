@@ -68,6 +68,10 @@ static int add_nvme(struct worker *w, struct store_opts *o, struct err *err)
     struct err e = {0};
     int rc = tier_nvme_create(&n, &o->tier[o->n_tiers].tier, &e);
 
+    if (rc == -ESTALE) { /* an upgrade must not keep the service down, nor undo its way back */
+        log_event(LOG_WARN, "tier", "name=nvme state=off reason=\"%s\", going on without", e.msg);
+        return 0;
+    }
     if (rc < 0) return name_flag(err, rc, "nvme", &e);
     o->tier[o->n_tiers].q8 = t->nvme_q8;
     o->n_tiers++;

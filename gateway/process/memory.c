@@ -7,7 +7,9 @@
 #include "base/net/http.h"
 #include "segment/segment.h"
 
+#include <errno.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -64,11 +66,24 @@ static int choose_path(const char *setting, const char *run_dir, struct buf *out
     return buf_addf(out, "%s/segment.memory", one ? cache : run_dir);
 }
 
+/* What another version has learned stays for its return; ours takes the place. */
+static void put_aside(const struct gw_memory *m)
+{
+    struct buf old = BUF_INIT;
+    (void)buf_addf(&old, "%s.old", m->path);
+    int r = !buf_cstr(&old) ? -ENOMEM : rename(m->path, old.data) < 0 ? -errno : 0;
+    log_event(LOG_WARN, "segment.memory", "path=%s of another version, %s%s", m->path,
+              r < 0 ? "ignoring: " : "now ", r < 0 ? err_name(r) : old.data);
+    buf_fini(&old);
+}
+
 static void load_memory(struct gw_memory *m)
 {
     struct seg_learner_stats st;
     int r = seg_learner_load(m->learner, m->path);
-    if (r < 0 && r != -ENOENT)
+    if (r == -ESTALE)
+        put_aside(m);
+    else if (r < 0 && r != -ENOENT)
         log_event(LOG_WARN, "segment.memory", "path=%s error=%s, ignoring", m->path, err_name(r));
     seg_learner_get_stats(m->learner, &st);
     if (r == 0)

@@ -124,7 +124,7 @@ static int head_check(struct nvme_scrub *s)
 static int region_check(struct nvme_scrub *s)
 {
     int r = record_open(s->header, s->view.layout.header_bytes, &s->view);
-    if (r < 0) return -EBADMSG;
+    if (r < 0) return r; /* -ESTALE: it may lie there for a program of that version */
     if (s->view.layout.record_bytes != s->slot->record_bytes) return -EBADMSG;
     if (!tier_key_same(&s->view.desc.key, &s->slot->node.key)) return -EBADMSG;
     s->part[0] = s->header;
