@@ -168,6 +168,13 @@ static const char *reason_of(int code)
     return code == 3 ? "device_lost" : code == 4 ? "model_file" : "-";
 }
 
+bool gw_own_awaited(const struct gw_own *o)
+{
+    for (unsigned i = 0; i < o->n && !o->setup.others; i++)
+        if (!o->one[i].on_demand) return true;
+    return false;
+}
+
 /* True: none of them will ever serve, and the owner was told. */
 static bool is_hopeless(struct own_one *x, int exit_code)
 {

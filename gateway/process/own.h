@@ -35,6 +35,8 @@ struct gw_own_setup {
     void *ctx;
 };
 int gw_own_create(const struct gw_own_setup *setup, struct gw_own **ret, struct err *err);
+/* Nothing else can serve, and one of them loads now: what comes of it is known soon. */
+bool gw_own_awaited(const struct gw_own *o);
 void gw_own_reaped(struct gw_own *o); /* to be called on every SIGCHLD */
 /* A probe of this target (perhaps not ours) failed: a worker that is silent for too long is
  * restarted. */

@@ -110,8 +110,8 @@ int gw_find_model(struct buf *out, struct err *err)
     if (d) (void)closedir(d);
     if (!*best)
         r = err_set(err, -ENOENT,
-                    "no model was named and %.120s holds none: give --model PATH, or run "
-                    "tools/get-model first",
+                    "no model is named and %.60s has none: `kvblend pull NAME` gets one, "
+                    "KVBLEND_MODEL=NAME (model:, --model) names it",
                     buf_cstr(&dir));
     else
         r = buf_addf(out, "%s/%s", buf_cstr(&dir), best);

@@ -49,7 +49,7 @@ struct gw_run {
     struct gw_memory *memory;     /* NULL: off */
     struct gw_upstreams *workers; /* of the configuration */
     struct buf dir, admin_path;
-    bool cut;
+    bool cut, serving; /* systemd was told so */
 };
 
 static struct gw_loop *control(struct gw_run *u)
@@ -128,6 +128,20 @@ static void on_change(void *ctx)
     gw_loops_tell(&u->server, GW_TELL_FLEET);
 }
 
+/* Before it a unit is "activating": who starts it and asks gets an answer, and a model that cannot
+ * be loaded is a start that failed. */
+static void tell_serving(struct gw_run *u)
+{
+    if (!u->serving) gw_sysd_tell(u->server.sysd, "READY=1");
+    u->serving = true;
+}
+
+static void on_ready(void *ctx)
+{
+    tell_serving(ctx);
+    on_change(ctx);
+}
+
 static void on_load(void *ctx)
 {
     struct gw_run *u = ctx;
@@ -189,7 +203,7 @@ static void on_registered(void *ctx, const char *address, bool here)
     gw_admit_share(&server->admit, gw_fleet_count(server->fleet) > 1);
 }
 
-static const struct gw_fleet_ops fleet_ops = {on_change, on_change, on_change,
+static const struct gw_fleet_ops fleet_ops = {on_ready,  on_change, on_change,
                                               on_silent, on_load,   on_wanted};
 
 /* ---- reload ---- */
@@ -250,11 +264,11 @@ static void on_signal(evutil_socket_t sig, short what, void *arg)
         if (u->server.own) gw_own_reaped(u->server.own);
         break;
     case SIGHUP:
-        gw_sysd_tell(u->server.sysd, "RELOADING=1");
+        if (u->serving) gw_sysd_tell(u->server.sysd, "RELOADING=1");
         if (reload(u, &restart, &err) < 0)
             log_event(LOG_ERROR, "config.reload", "error=\"%s\"", err.msg);
         reopen_log(u);
-        gw_sysd_tell(u->server.sysd, "READY=1");
+        if (u->serving) gw_sysd_tell(u->server.sysd, "READY=1");
         break;
     case SIGUSR1:
         reopen_log(u);
@@ -370,7 +384,7 @@ static int start_gateway(struct gw_run *u, struct gw_config *c, struct err *err)
     if (r == 0) r = start_fleet(u, err);
     if (r == 0) r = gw_loops_start(server);
     if (r == 0) gw_fleet_start(server->fleet);
-    if (r == 0) gw_sysd_tell(server->sysd, "READY=1");
+    if (r == 0 && !(server->own && gw_own_awaited(server->own))) tell_serving(u);
     return r;
 }
 

@@ -589,7 +589,7 @@ def test_no_model_says_what_to_do():
                            capture_output=True, text=True,
                            timeout=60,
                            env=dict(clean_env(), KVBLEND_MODELS=d, XDG_RUNTIME_DIR=d))
-        assert r.returncode == 1 and "tools/get-model" in r.stderr, r.stderr
+        assert r.returncode == 1 and d in r.stderr and "kvblend pull" in r.stderr and "KVBLEND_MODEL" in r.stderr, r.stderr
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import collections
 import json
 import os
+import pathlib
 import re
 import signal
 import socket
@@ -12,8 +13,8 @@ import tempfile
 import threading
 import time
 
-from harness import (KVBLEND, KVBLENDCTL, Program, ask_on, certificates, free_port, listening, main,
-                     need, parse_events, proxy, read_until, unix_request, until)
+from harness import (KVBLEND, KVBLENDCTL, Program, ask_on, certificates, free_port, gateway, listening,
+                     main, need, parse_events, proxy, read_until, unix_request, until)
 from upstream import Upstream
 
 need(KVBLEND)
@@ -666,6 +667,20 @@ def test_notify():
             g.proc.send_signal(signal.SIGTERM)
             hears("STOPPING=1")
             assert g.proc.wait(30) == 0
+        # With a model of its own it is ready once that is loaded; a reload before then says nothing.
+        pathlib.Path(d, "hold").touch()
+        with gateway(stub=True, ready=False, env={"NOTIFY_SOCKET": f"{d}/notify", "STUB_HOLD": f"{d}/hold"}) as g:
+            assert g.get("/ready").status == 503
+            g.proc.send_signal(signal.SIGHUP)
+            until("it has read its configuration again", lambda: "config.reloaded" in g.log())
+            s.setblocking(False)
+            try:
+                raise AssertionError(s.recv(4096))
+            except BlockingIOError:
+                s.settimeout(30)
+            os.unlink(f"{d}/hold")
+            hears("READY=1")
+            assert g.get("/ready").status == 200
         s.close()
 
 
