@@ -49,8 +49,14 @@ static int put_name(struct buf *out, bool rename, const char *name, size_t len)
     return r < 0 ? r : buf_add(out, name + skip, len - skip);
 }
 
-static int add_sample(struct gw_merge_family *f, bool rename, int worker, const char *line,
-                      size_t len)
+enum { MODEL_LABEL_MAX = 512 };
+struct model_label { /* model="…": what a worker's figures are of; n 0: not known */
+    const char *text;
+    size_t n;
+};
+
+static int add_sample(struct gw_merge_family *f, bool rename, int worker,
+                      const struct model_label *model, const char *line, size_t len)
 {
     size_t n_name = 0;
     while (n_name < len && line[n_name] != '{' && line[n_name] != ' ')
@@ -61,10 +67,22 @@ static int add_sample(struct gw_merge_family *f, bool rename, int worker, const 
         bool labels = n_name < len && line[n_name] == '{';
         size_t rest = n_name + labels;
         bool more = labels && rest < len && line[rest] != '}';
-        r = buf_addf(&f->samples, "{worker=\"%d\"%s", worker, labels ? (more ? "," : "") : "}");
+        r = buf_addf(&f->samples, "{worker=\"%d\"%s", worker, model->n ? "," : "");
+        if (r == 0) r = buf_add(&f->samples, model->text, model->n);
+        if (r == 0) r = buf_adds(&f->samples, labels ? (more ? "," : "") : "}");
         if (r == 0) r = buf_add(&f->samples, line + rest, len - rest);
     }
     return r < 0 ? r : buf_addc(&f->samples, '\n');
+}
+
+/* Behind kvblend_model_info all figures are that model's; before it are the process's. */
+static void note_model(struct model_label *m, const char *line, size_t len)
+{
+    static const char info[] = "kvblend_model_info{";
+    const char *end = memrchr(line, '}', len);
+    if (!end || len < sizeof info || memcmp(line, info, sizeof info - 1) != 0) return;
+    m->text = line + sizeof info - 1;
+    m->n = end - m->text <= MODEL_LABEL_MAX ? (size_t)(end - m->text) : 0; /* it comes often */
 }
 
 /* kind: "# HELP " and its like. */
@@ -82,6 +100,7 @@ int gw_merge_page(struct gw_merge *m, int worker, const char *text, size_t len)
 {
     char family[200] = "";
     bool rename = false;
+    struct model_label model = {"", 0};
     const char *end = text + len;
     for (const char *p = text; p < end;) {
         const char *nl = memchr(p, '\n', (size_t)(end - p));
@@ -111,8 +130,9 @@ int gw_merge_page(struct gw_merge *m, int worker, const char *text, size_t len)
         buf_fini(&final);
         if (!f) return -ENOMEM;
         r = skip ? add_comment(f, line, name + n_name, n - skip - n_name)
-                 : add_sample(f, rename, worker, line, n);
+                 : add_sample(f, rename, worker, &model, line, n);
         if (r < 0) return r;
+        if (!skip && worker >= 0) note_model(&model, line, n);
     }
     if (worker < 0) m->n_own = m->n;
     return 0;

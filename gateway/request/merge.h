@@ -1,8 +1,9 @@
 /* merge: one Prometheus page out of the gateway's own metrics and its workers'.
  *
- * Worker samples get a label worker="N". A worker family that the gateway has, too, is renamed from
- * kvblend_x to kvblend_worker_x, so that a name means one thing and every family stands once, with
- * one HELP and TYPE line.
+ * Worker samples get a label worker="N", and the one of kvblend_model_info where they stand behind
+ * it: a worker has one model, so that is no series more, and nobody has to join. A worker family
+ * that the gateway has, too, is renamed from kvblend_x to kvblend_worker_x, so that a name means
+ * one thing and every family stands once, with one HELP and TYPE line.
  * Life cycle: {0} → gw_merge_page()… → gw_merge_render() → gw_merge_fini().
  * Thread: any. Format: Prometheus text exposition 0.0.4, or OpenMetrics, without its end: all
  * pages in the same. */

@@ -265,8 +265,8 @@ class Program:
         return r.body.decode()
 
     def metric(self, name):
-        """Value of an unlabelled or labelled sample, by its exact name with labels."""
-        for line in self.metrics().split("\n"):
+        """Value of an unlabelled or labelled sample, by its exact name with labels, but for the model's."""
+        for line in re.sub(r',model="(?:[^"\\]|\\.)*"', "", self.metrics()).split("\n"):
             if line.startswith(name + " "):
                 return float(line[len(name) + 1:])
         return None

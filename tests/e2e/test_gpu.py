@@ -5,6 +5,7 @@ they lie, one pool for records and running requests, a device that fails.
 The emulation runs some hundred tokens a second: prompts are short here.
 """
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -161,7 +162,7 @@ def test_each_gpu_has_a_worker():
         assert {os.path.getsize(f"{d}/tier.{i}") for i in (0, 1)} == {32 << 20}, "the space is the machine's"
         page = g.metrics()
         for i in (0, 1):
-            assert f'kvblend_tier_capacity_bytes{{worker="{i}",tier="ram"}} {64 << 20}' in page, page
+            assert re.search(rf'kvblend_tier_capacity_bytes{{worker="{i}",model=".*",tier="ram"}} {64 << 20}\n', page), page
         held = [g.open(CHAT, dict(parts([i], max_tokens=400), ignore_eos=True, stream=True)) for i in (1, 2)]
         for s in held:
             assert b" 200 " in read_until(s, b"data: ")

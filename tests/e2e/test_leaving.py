@@ -113,7 +113,7 @@ def clear(g):
 
 
 def counter(g, name):
-    m = re.search(rf"^{name}\{{worker=\"0\"\}} (\S+)", g.metrics(), re.M)
+    m = re.search(rf"^{name}\{{worker=\"0\",model=.*\}} (\S+)", g.metrics(), re.M)
     return int(float(m.group(1))) if m else 0
 
 

@@ -84,6 +84,10 @@ def test_processes_and_versions():
     assert one == 1 and re.fullmatch(r"\d+\.\d+\.\d+", labels["version"]), labels
     (_, labels, one), = families["kvblend_model_info"][1]
     assert one == 1 and labels["model"], labels
+    for name, (_, rows) in families.items():  # all that is of a worker's model says so, and what is of its process does not
+        for _, of, _ in rows:
+            told = labels["model"] if "worker" in of and name.startswith("kvblend_") and not name.endswith("_build_info") else None
+            assert of.get("model") == told, (name, of)
     for name in ("resident_memory_bytes", "cpu_seconds_total", "open_fds", "max_fds", "start_time_seconds"):
         whose = {s[1].get("worker"): s[2] for s in families["process_" + name][1]}
         assert set(whose) == {None, "0"} and all(v > 0 for v in whose.values()), (name, whose)

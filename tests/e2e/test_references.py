@@ -18,9 +18,10 @@ HOSTCUDA = os.path.join(BUILD, "tests", "doubles", "libkn_hostcuda.so")
 HEAD = """# Metrics
 
 Every family of `GET /metrics`, by what a running gateway shows (`tests/e2e/test_references.py` makes this page and compares it).
-On a gateway's page its own families and those of its workers stand together; a worker's have the label `worker`, too. `/metrics`
-is served on the admin address (`metrics.public`: on the public one as well) and by each worker. Alert rules and a dashboard that
-use them: [etc/prometheus](../etc/prometheus/kvblend.rules.yml), [etc/grafana](../etc/grafana/kvblend.json).
+On a gateway's page its own families and those of its workers stand together; a worker's have the label `worker`, too, and what is of
+its model the label `model` (on the worker's own page `kvblend_model_info` says it of all). `/metrics` is served on the admin
+address (`metrics.public`: on the public one as well) and by each worker. Alert rules and a dashboard that use them:
+[etc/prometheus](../etc/prometheus/kvblend.rules.yml), [etc/grafana](../etc/grafana/kvblend.json).
 """
 SECTIONS = (("Gateway", "kvblend_gateway_"), ("Requests, engine and quality", "kvblend_"), ("Store", "kvblend_store_"),
             ("Tiers", "kvblend_tier_"), ("GPU", "kvblend_device_"), ("Process", "process_"))
@@ -67,7 +68,8 @@ def families():
     for page in pages():
         help_of = dict(line[7:].split(" ", 1) for line in page.split("\n") if line.startswith("# HELP "))
         for name, (kind, samples) in parse_metrics(page).items():
-            labels = {x for _, of, _ in samples for x in of} - {"worker", "le"}
+            everywhere = {"worker", "le"} if name == "kvblend_model_info" else {"worker", "model", "le"}
+            labels = {x for _, of, _ in samples for x in of} - everywhere
             found[name] = (kind, labels | found.get(name, (kind, set()))[1], help_of[name])
     return found
 

@@ -31,6 +31,39 @@ TEST(names_and_labels)
     buf_fini(&b);
 }
 
+static int merged(const char *page, struct buf *out)
+{
+    struct gw_merge m = {0};
+    int r = gw_merge_page(&m, 3, page, strlen(page));
+    if (r == 0) r = gw_merge_render(&m, out);
+    gw_merge_fini(&m);
+    return r;
+}
+
+TEST(figures_of_a_model_say_so)
+{
+    struct buf b = BUF_INIT, page = BUF_INIT;
+    ASSERT_OK(merged("process_a 1\nkvblend_model_info{model=\"a}\\\"b\"} 1\nkvblend_b 2\n"
+                     "kvblend_h_bucket{le=\"1\"} 3 # {trace_id=\"t\"} 0.5 1\nkvblend_c{} 4\n",
+                     &b));
+    ASSERT_STREQ(buf_cstr(&b),
+                 "process_a{worker=\"3\"} 1\n"
+                 "kvblend_model_info{worker=\"3\",model=\"a}\\\"b\"} 1\n"
+                 "kvblend_b{worker=\"3\",model=\"a}\\\"b\"} 2\n"
+                 "kvblend_h_bucket{worker=\"3\",model=\"a}\\\"b\",le=\"1\"} 3 # {trace_id=\"t\"} "
+                 "0.5 1\n"
+                 "kvblend_c{worker=\"3\",model=\"a}\\\"b\"} 4\n");
+    buf_clear(&b);
+    ASSERT_OK(buf_adds(&page, "kvblend_model_info{model=\""));
+    for (int i = 0; i < 600; i++)
+        ASSERT_OK(buf_addc(&page, 'm'));
+    ASSERT_OK(buf_adds(&page, "\"} 1\nkvblend_b 2\n"));
+    ASSERT_OK(merged(buf_cstr(&page), &b)); /* not that, line for line */
+    ASSERT_TRUE(strstr(buf_cstr(&b), "\nkvblend_b{worker=\"3\"} 2\n"));
+    buf_fini(&page);
+    buf_fini(&b);
+}
+
 TEST(odd_input_is_survived)
 {
     static const char *const texts[] = {"",        "\n\n", "x",         "{",        "# TYPE",
