@@ -33,6 +33,9 @@ long store_clear(struct store *s, const char *tier, const char *ns, bool also_pi
 /* Bring into RAM what a slower tier has (warm-up after a restart): the n most recently used
  * records. Waits. Returns how many. */
 long store_preload(struct store *s, const char *tier, size_t n);
+/* The same of these, in their order, from wherever they are, remote tiers as well: key, n_tokens
+ * and size_bytes of each count. At most `most` are asked for. */
+long store_preload_these(struct store *s, const struct store_info *these, size_t n, size_t most);
 /* To that tier, and out of those that are faster: into RAM from where it is, or from RAM once the
  * tier has it. Waits, until_ns at the longest (clock_ns()). 1; 0 no tier has it; -EINVAL not such a
  * tier, or a direct one; -EBUSY pinned or in use: a faster one keeps it; -ENOSPC no room, or the

@@ -237,11 +237,26 @@ static long preload_end(struct store_pin *p)
     return here;
 }
 
-long store_preload(struct store *s, const char *tier, size_t n)
+long store_preload_these(struct store *s, const struct store_info *these, size_t n, size_t most)
 {
     enum { AHEAD = 4 }; /* chosen: enough to keep a device busy at MiB parts */
-    struct listing l = {.tier = ""};
+    struct store_pin *pin[AHEAD] = {0};
+    size_t k = 0;
     long done = 0;
+    for (size_t i = 0; i < n && k < most && !s->interrupted; i++) {
+        struct store_pin *p;
+        if (!has_room(s, these[i].size_bytes) || !preload_begin(s, &these[i], &p)) continue;
+        done += preload_end(pin[k % AHEAD]);
+        pin[k++ % AHEAD] = p;
+    }
+    for (size_t i = 0; i < AHEAD; i++)
+        done += preload_end(pin[i]);
+    return done;
+}
+
+long store_preload(struct store *s, const char *tier, size_t n)
+{
+    struct listing l = {.tier = ""};
     int r = 0;
     if (!tier_known(s, tier) || (tier && ram_meant(tier))) return -EINVAL;
     for (size_t i = 0; i < s->n_tiers && r >= 0; i++) {
@@ -250,16 +265,7 @@ long store_preload(struct store *s, const char *tier, size_t n)
         r = t->ops->scan(t, list_tier, &l);
     }
     if (l.n) qsort(l.info, l.n, sizeof *l.info, by_use);
-    struct store_pin *pin[AHEAD] = {0};
-    size_t k = 0;
-    for (size_t i = 0; i < l.n && k < n && r >= 0 && !s->interrupted; i++) {
-        struct store_pin *p;
-        if (!has_room(s, l.info[i].size_bytes) || !preload_begin(s, &l.info[i], &p)) continue;
-        done += preload_end(pin[k % AHEAD]);
-        pin[k++ % AHEAD] = p;
-    }
-    for (size_t i = 0; i < AHEAD; i++)
-        done += preload_end(pin[i]);
+    const long done = r < 0 ? 0 : store_preload_these(s, l.info, l.n, n);
     mem_free(l.info);
     return r < 0 ? r : done;
 }

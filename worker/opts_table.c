@@ -282,7 +282,7 @@ const struct opt_def wk_opts_table[] = {
      "kept for records whatever running requests need.",
      .check = is_kv_pages},
     {"dtype", OPT_ENUM, "auto", 0, 0, "auto|f32|bf16|fp8|int8",
-     "Arithmetic; auto never goes below the file's own precision. fp8 (GPU) and int8 (GPU, CPU with "
+     "Arithmetic; auto never goes below the file's own precision. fp8 (GPU), int8 (GPU, CPU with "
      "VNNI): products with weights of the layers in 8 bits; on a GPU half of the memory."},
     {"kv-dtype", OPT_ENUM, "auto", 0, 0, "auto|f32|f16|bf16|q8",
      "Stored KV; auto: f32 for F32 files, else f16; q8: 8 bits, half of f16."},

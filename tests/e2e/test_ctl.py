@@ -29,7 +29,7 @@ COMMANDS = {  # operands, and the options that go with it
     "ls": ([], "--chunks --tier --namespace --sort --limit --watch"), "show": (["ab"], ""), "pin": (["ab"], ""), "unpin": (["ab"], ""),
     "move": (["ab", "ram"], ""), "namespaces": ([], "--watch"),
     "evict": (["ab"], "--tier --yes --dry-run"), "clear": ([], "--all --tier --namespace --yes --dry-run"),
-    "warm": ([__file__], "--namespace --no-wait"), "segment": ([__file__], "--namespace"), "explain": (["r"], ""),
+    "warm": ([__file__], "--namespace --no-wait"), "segment": ([__file__], "--namespace"), "export": ([], ""), "import": ([__file__], ""), "explain": (["r"], ""),
     "verify": ([], "--tier"), "preload": (["nvme"], ""), "flush": ([], ""),
     "resize": (["ram", "1GiB"], "--yes --dry-run"), "policy": (["ram", "lru"], ""),
     "quota": (["ram", "1GiB"], "--namespace"), "demo": ([], "--rounds"),
@@ -309,6 +309,27 @@ def test_records_go_only_when_told():
         assert r.returncode == 0 and "records dropped" in r.stdout, r
         assert s.ids() == {pinned}
         assert s.json("clear") == {"cleared": 0}, "nothing would go: no question"
+
+
+def test_a_list_warms_another_worker():
+    def written(site, lines):
+        return site.g.write("list", "".join(json.dumps(x) + "\n" for x in lines))
+
+    with Redis() as redis:
+        args = ["--redis", f"redis://127.0.0.1:{redis.port}", "--namespace", "*=contexts:off"]
+        with Site(*args) as old:
+            ids = old.build(range(3))
+            old.ctl("flush")
+            lines = [json.loads(x) for x in old.ctl("export").splitlines()]
+        assert {x["id"] for x in lines} == set(ids) and all(set(x) == {"id", "tokens", "bytes"} for x in lines), lines
+        with Site(*args) as new:
+            assert new.ids() == set()
+            assert new.json("import", written(new, [dict(lines[0], id="0" * 32), *lines[:2]])) == {"loaded": 2, "records": 3}
+            assert new.ids("--tier", "ram") == {x["id"] for x in lines[:2]}
+            assert "1 of 3" in new.ctl("import", written(new, lines)), "what is there already is not loaded"
+            assert new.ids("--tier", "ram") == set(ids)
+            for bad in (["no record"], [{"id": "ab", "tokens": 3}], [dict(lines[0], tokens=0)]):
+                assert "Invalid records" in new.ctl("import", written(new, bad), status=1), bad
 
 
 def test_a_tier_that_refuses_is_shown():

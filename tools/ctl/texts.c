@@ -1,4 +1,4 @@
-/* warm and segment: files in, what the worker makes of them out. */
+/* warm, segment, export and import: files in, what the worker makes of them out. */
 #include "tools/ctl/ctl.h"
 
 #include <errno.h>
@@ -8,6 +8,7 @@ enum {
     FILE_BYTES_MAX = 1 << 30,
     BATCH_TEXTS = 64,      /* a batch is one request, so that progress can be shown */
     BATCH_BYTES = 4 << 20, /* well below the gateway's body limit */
+    BATCH_RECORDS = 1000,
     PREVIEW_CHARS = 44,
     AROUND_BYTES = 24,
 };
@@ -28,10 +29,8 @@ static int read_operand(const struct ctl_args *a, struct buf *out)
 /* ---- warm ---- */
 
 /* Of a JSON list, JSON lines, or one text; NULL: it is not UTF-8. */
-static json_t *read_entries(const char *path, struct buf *content)
+static json_t *read_entries(bool lines, struct buf *content)
 {
-    size_t n = strlen(path);
-    bool lines = n > 6 && strcmp(path + n - 6, ".jsonl") == 0;
     const char *text = buf_cstr(content);
     json_t *list = lines ? json_array() : json_loadb(text, content->len, 0, NULL);
     for (char *rest = content->data, *line; lines && (line = strsep(&rest, "\n"));) {
@@ -47,7 +46,9 @@ static json_t *read_entries(const char *path, struct buf *content)
 /* A list of strings: entries that are objects are replaced by their "text". */
 static int read_texts(const struct ctl_args *a, struct buf *content, json_t **ret)
 {
-    json_t *list = read_entries(a->operand, content), *entry;
+    const size_t len = strlen(a->operand);
+    const bool lines = len > 6 && strcmp(a->operand + len - 6, ".jsonl") == 0;
+    json_t *list = read_entries(lines, content), *entry;
     size_t i;
     *ret = list;
     if (!list) return ctl_fail(a, CTL_REFUSED, "%s is not text in UTF-8", a->operand);
@@ -114,6 +115,60 @@ static int warm(const struct ctl_args *a)
     }
     json_decref(texts);
     json_decref(answer);
+    buf_fini(&content);
+    return rc;
+}
+
+/* ---- export and import ---- */
+
+/* A line each, the last used first, which import brings first: what another worker needs to find
+ * them by. No text is among it. */
+static int export(const struct ctl_args *a)
+{
+    struct ctl_reply r;
+    const json_t *e;
+    size_t i;
+    int rc = ctl_request(a, "GET /admin/chunks?sort=idle_s&order=asc", "", &r);
+    if (rc != CTL_OK) return rc;
+    json_array_foreach(json_object_get(r.json, "data"), i, e)
+    {
+        if (json_is_true(json_object_get(e, "building"))) continue;
+        (void)printf("{\"id\": \"%s\", \"tokens\": %.0f, \"bytes\": %.0f}\n", ctl_str(e, "id"),
+                     ctl_num(e, "tokens"), ctl_num(e, "bytes"));
+    }
+    ctl_reply_fini(&r);
+    return CTL_OK;
+}
+
+static int import_records(const struct ctl_args *a, const json_t *all, double *loaded)
+{
+    const size_t n = json_array_size(all);
+    int rc = CTL_OK;
+    for (size_t i = 0; i < n && rc == CTL_OK;) {
+        struct ctl_reply r;
+        json_t *batch = json_array();
+        for (const size_t end = i + BATCH_RECORDS; i < n && i < end; i++)
+            (void)json_array_append(batch, json_array_get(all, i));
+        rc = ctl_order(a, "POST /admin/tiers/preload", json_pack("{s:o}", "records", batch), &r);
+        if (rc != CTL_OK) break;
+        *loaded += ctl_num(r.json, "loaded");
+        if (n > BATCH_RECORDS) (void)fprintf(stderr, "%zu of %zu\n", i, n);
+        ctl_reply_fini(&r);
+    }
+    return rc;
+}
+
+static int import(const struct ctl_args *a)
+{
+    struct buf content = BUF_INIT;
+    double loaded = 0;
+    int rc = read_operand(a, &content);
+    json_t *all = rc == CTL_OK ? read_entries(true, &content) : NULL;
+    if (rc == CTL_OK) rc = import_records(a, all, &loaded);
+    json_t *answer = json_pack("{s:f,s:i}", "loaded", loaded, "records", (int)json_array_size(all));
+    if (rc == CTL_OK) ctl_print(a, answer, "{loaded} of {records} records loaded\n");
+    json_decref(answer);
+    json_decref(all);
     buf_fini(&content);
     return rc;
 }
@@ -296,4 +351,8 @@ const struct ctl_command ctl_texts[] = {
      "build chunks: .jsonl with \"text\", a JSON list, or one text", .run = warm},
     {"segment", "FILE", CTL_NAMESPACE, "explain how a captured request would be cut and served",
      .run = segment},
+    {"export", NULL, 0, "a list of the records, for import elsewhere; it has no texts",
+     .run = export},
+    {"import", "FILE", 0, "into RAM what of such a list a tier or a shared Redis has",
+     .run = import},
     {0}};

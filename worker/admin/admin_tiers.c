@@ -1,5 +1,6 @@
 /* Admin routes that see tiers: figures, and what waits for a device or a peer (on a helper). */
 #include "base/clock.h"
+#include "base/mem.h"
 #include "base/opt.h"
 #include "base/opt_removed.h"
 #include "tiers/store_admin.h"
@@ -176,8 +177,37 @@ int wk_order_verify(struct wk_task *t, const struct wk_order *a)
                              (unsigned long long)v.n_gone);
 }
 
+/* Of a list as /admin/chunks gives it: this worker's RAM gets what a tier of its has, Redis too. */
+static int preload_these(struct wk_task *t, const json_t *records)
+{
+    enum { TOKENS_MAX = 1 << 20 }; /* chosen: more than a prompt has */
+    struct store_info *v = mem_zalloc(json_array_size(records) * sizeof *v);
+    const json_t *e;
+    long done = 0;
+    size_t i;
+    int rc = v ? 0 : -ENOMEM;
+
+    json_array_foreach(records, i, e)
+    {
+        const char *id = json_string_value(json_object_get(e, "id"));
+        const json_int_t n = json_integer_value(json_object_get(e, "tokens")),
+                         bytes = json_integer_value(json_object_get(e, "bytes"));
+        if (rc < 0) break;
+        if (!id || tier_key_parse(id, &v[i].key) < 0 || n <= 0 || n > TOKENS_MAX || bytes < 0)
+            rc = refuse_order(t, API_INVALID_VALUE, "records",
+                              "Invalid records: objects with id, tokens and bytes are expected.");
+        v[i].n_tokens = (uint32_t)n;
+        v[i].size_bytes = (uint64_t)bytes;
+    }
+    if (rc == 0) done = store_preload_these(t->w->store, v, i, i);
+    mem_free(v);
+    return rc < 0 ? rc : buf_addf(&t->out, "{\"loaded\":%ld}", done);
+}
+
 int wk_order_preload(struct wk_task *t, const struct wk_order *a)
 {
+    const json_t *records = json_object_get(a->root, "records");
+    if (json_is_array(records)) return preload_these(t, records);
     const json_t *v = json_object_get(a->root, "count");
     size_t count =
         json_is_integer(v) && json_integer_value(v) > 0 ? (size_t)json_integer_value(v) : SIZE_MAX;
