@@ -95,14 +95,17 @@ void opt_problem(struct opts *o, const struct opt_place *at, const char *fmt, ..
     (void)buf_addc(b, '\n');
 }
 
-void opt_unknown(struct opts *o, const struct opt_place *at, const char *name)
+void opt_unknown(struct opts *o, const struct opt_place *at, const char *name, const char *text)
 {
     const bool flag = at->source == OPT_FLAG;
     const char *bare = flag ? name + strlen("--") : name, *near = NULL;
     const char *instead = opt_removed(bare, NULL);
     size_t best = strlen(bare) / 3 + 2;
     if (instead) {
-        opt_problem(o, at, "%s: was removed; %s", name, instead);
+        char line[256] = "";
+        const bool shown = text && opt_removed_line(bare, text, line, sizeof line);
+        opt_problem(o, at, "%s: was removed; %s%s%s", name, instead,
+                    shown ? "; the new line: " : "", line);
         return;
     }
     for (size_t i = 0; i < o->n_rows; i++) {

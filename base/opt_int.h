@@ -37,8 +37,9 @@ struct opt_place {
 /* Appends "PLACE: …" and a newline. */
 void opt_problem(struct opts *o, const struct opt_place *at, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
-/* The problem of a flag ("--name") or key that is not in the table. */
-void opt_unknown(struct opts *o, const struct opt_place *at, const char *name);
+/* The problem of a flag ("--name") or key that is not in the table. text: a key's value, if it is
+ * one text. */
+void opt_unknown(struct opts *o, const struct opt_place *at, const char *name, const char *text);
 /* Checks the text and sets or appends it; ignored where a stronger source has spoken. */
 void opt_set(struct opts *o, struct opt_row *row, const char *text, const struct opt_place *at);
 /* The first n characters name the same option: case, dashes, underscores and dots are alike. */

@@ -3,6 +3,7 @@
 #include "base/opt_int.h"
 
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 /* At most 100 characters: with the option's name they fit in an error's sentence. */
@@ -29,6 +30,7 @@ static const struct {
     const char *key;     /* in a file; NULL: the flag's name */
     const char *value;   /* "a|b": these of its values; NULL: the option as a whole */
     const char *instead;
+    const char *line; /* of a file in that section, the value as @; NULL: not by the value alone */
 } removed[] = {
     {"strategy-parallel", "strategy.parallel",      NULL, measured},
     {"map-tokens",        "strategy.map_tokens",    NULL, measured},
@@ -42,35 +44,35 @@ static const struct {
     {"strategy",          "worker.strategy",        "hybrid", no_hybrid},
     {"strategy",          "worker.strategy",        "map_reduce|map_rerank", measured},
     {"policy",            "worker.policy",          "clock|s3fifo|gdsf", kept_policies},
-    {"ram-policy",        "worker.ram_policy",      NULL, one_policy},
-    {"nvme-policy",       "worker.nvme_policy",     NULL, one_policy},
-    {"nvme-codec",        "worker.nvme_codec",      NULL, one_codec},
-    {"redis-codec",       "worker.redis_codec",     NULL, one_codec},
+    {"ram-policy",        "worker.ram_policy",      NULL, one_policy, "policy: @"},
+    {"nvme-policy",       "worker.nvme_policy",     NULL, one_policy, "policy: @"},
+    {"nvme-codec",        "worker.nvme_codec",      NULL, one_codec, "codec: @"},
+    {"redis-codec",       "worker.redis_codec",     NULL, one_codec, "codec: @"},
     {"side-share",        "worker.side_share",      NULL, a_constant},
     {"tier-price",        "worker.tier_price",      NULL, a_constant},
     {"ttl-ns",            "worker.ttl_ns",          NULL, one_namespace},
-    {"ttl",               "worker.ttl",             NULL, one_namespace},
+    {"ttl", "worker.ttl", NULL, one_namespace, "namespace: [\"*=ttl:@\"]"},
     {"quota",             "worker.quota",           NULL, one_namespace},
     {"nvme-write-budget", "worker.nvme_write_budget", NULL, "nvme says it: PATH:SIZE:SIZE/d"},
-    {"secret-file",       "worker.secret_file",     NULL, "secret takes file:PATH"},
+    {"secret-file", "worker.secret_file", NULL, "secret takes file:PATH", "secret: file:@"},
     {"decision-log",      "worker.decision_log",    NULL, "access_log has the decisions, too"},
     {"controller",        "worker.controller",      NULL, "off is strategy: always or always:NAME"},
-    {"weights",           "worker.weights",         NULL, "dtype says it: fp8 or int8"},
+    {"weights",           "worker.weights",         NULL, "dtype says it: fp8 or int8", "dtype: @"},
     {"gemm",              "worker.gemm",            NULL, "the variable KVBLEND_GEMM forces one"},
     {"tier-wait",         "worker.tier_wait",       NULL, "which way is faster is predicted"},
     {"registry-group",    "registry.group",         NULL, "the URL says it: ?group=NAME"},
     {"exit-on-stdin-eof", NULL, NULL, "the variable KVBLEND_EXIT_ON_STDIN_EOF says it"},
-    {"gpu",               "worker.gpu",             NULL, one_size},
+    {"gpu",               "worker.gpu",             NULL, one_size, "kv_pages: @"},
     {"gpu-reserve",       "worker.gpu_reserve",     NULL, one_size},
-    {"guard-sample",      "worker.guard_sample",    NULL, one_guard},
+    {"guard-sample",      "worker.guard_sample",    NULL, one_guard, "guard: @"},
     {"guard-kl",          "worker.guard_kl",        NULL, one_guard},
     {"quality-loss",      "worker.quality_loss",    NULL, "the profile's loss says it"},
     {"hang-timeout",      "worker.hang_timeout",    NULL, a_constant},
     {"health-successes",  "health.successes",       NULL, a_constant},
     {"cors-max-age",      "cors.max_age",           NULL, a_constant},
     {"head-timeout",      "timeouts.client_head",   NULL, a_constant},
-    {"body-timeout",      "timeouts.client_body",   NULL, one_client},
-    {"write-timeout",     "timeouts.client_write",  NULL, one_client},
+    {"body-timeout",      "timeouts.client_body",   NULL, one_client, "client: @"},
+    {"write-timeout",     "timeouts.client_write",  NULL, one_client, "client: @"},
     /* of requests, profiles and the methods that kvblend-bench compares */
     {"kvblend.mass",      NULL,                     NULL, fixed_share},
     {"kvblend.schedule",  NULL,                     NULL, one_schedule},
@@ -80,16 +82,31 @@ static const struct {
 /* clang-format on */
 enum { N_REMOVED = sizeof removed / sizeof removed[0] };
 
-const char *opt_removed(const char *name, const char *value)
+/* Its place in the table; N_REMOVED: it never was. */
+static size_t find_removed(const char *name, const char *value)
 {
     for (size_t i = 0; i < N_REMOVED; i++) {
         const char *of = removed[i].value;
         if (!of != !value || (of && !opt_in_values(of, value))) continue;
         if (opt_same_name(removed[i].flag, name, SIZE_MAX) ||
             (removed[i].key && opt_same_name(removed[i].key, name, SIZE_MAX)))
-            return removed[i].instead;
+            return i;
     }
-    return NULL;
+    return N_REMOVED;
+}
+
+const char *opt_removed(const char *name, const char *value)
+{
+    const size_t i = find_removed(name, value);
+    return i < N_REMOVED ? removed[i].instead : NULL;
+}
+
+bool opt_removed_line(const char *key, const char *text, char *ret, size_t size)
+{
+    const size_t i = find_removed(key, NULL);
+    const char *line = i < N_REMOVED ? removed[i].line : NULL;
+    const char *at = line ? strchr(line, '@') : NULL;
+    return at && snprintf(ret, size, "%.*s%s%s", (int)(at - line), line, text, at + 1) < (int)size;
 }
 
 bool opt_removed_section(const char *name)

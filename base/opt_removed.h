@@ -8,11 +8,15 @@
 #define BASE_OPT_REMOVED_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
 /* A clause for behind "was removed; ": what to use instead. NULL: it never was an option. name: a
  * flag, a file's key or a variable less its prefix ("map-tokens", "strategy.map_tokens",
  * "MAP_TOKENS"). value NULL: the whole option was removed; else this value of it was. */
 const char *opt_removed(const char *name, const char *value);
+/* The line of a file that takes the place of "key: text", in the same section; false: the value
+ * alone does not say it, or it is longer than `size`. */
+bool opt_removed_line(const char *key, const char *text, char *ret, size_t size);
 /* A file's section that held removed keys: "strategy". */
 bool opt_removed_section(const char *name);
 

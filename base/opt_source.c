@@ -38,7 +38,7 @@ static int set_flag(struct opts *o, const char *arg, const char *next, const str
         if (row) value = "false";
     }
     if (!row) {
-        opt_unknown(o, at, name);
+        opt_unknown(o, at, name, NULL);
         return !value && next && next[0] != '-' ? 2 : 1; /* what looks like its value is no news */
     }
     const bool is_switch = row->def->type == OPT_BOOL;

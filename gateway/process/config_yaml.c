@@ -253,7 +253,7 @@ static void read_value(struct yaml_reader *rd, const char *path, bool may_be_sec
         read_list(rd, row);
     } else if (type != YAML_STREAM_END_EVENT) {
         if (!row)
-            opt_unknown(rd->o, &rd->at, path);
+            opt_unknown(rd->o, &rd->at, path, text);
         else
             complain(rd,
                      type == YAML_MAPPING_START_EVENT ? "%s: expected a value, found a mapping"

@@ -80,7 +80,7 @@ static void read_pairs(struct opts *o, const char *text)
         if (row)
             opt_set(o, row, eq + 1, &at);
         else
-            opt_unknown(o, &at, p);
+            opt_unknown(o, &at, p, NULL);
     }
 }
 

@@ -138,6 +138,13 @@ TEST(an_old_configuration_gets_messages)
     expect_problem("strategy: {new: 1}\n", ":1: strategy.new: unknown key");
     expect_problem("worker:\n  policy: gdsf\n", ":2: worker.policy: gdsf was removed; lru is");
     expect_problem("worker:\n  ram_policy: arc\n", ":2: worker.ram_policy: was removed; policy ");
+    expect_problem("worker: {nvme_policy: arc}\n",
+                   "policy says it for RAM and NVMe; the new line: policy: arc\n");
+    expect_problem("worker:\n  ttl: 1h\n",
+                   "NS * is all; the new line: namespace: [\"*=ttl:1h\"]\n");
+    expect_problem("worker:\n  secret_file: /s\n",
+                   "secret takes file:PATH; the new line: secret: file:/s\n");
+    expect_problem("worker:\n  ttl: [1h]\n", "NS * is all\n");
     expect_problem("timeouts: {client_body: 5s}\n", ":1: timeouts.client_body: was removed; time");
     ASSERT_ERR(load(&c, none, "--rerank-prompt", "x"), -EINVAL);
     ASSERT_TRUE(strstr(buf_cstr(&problems), "--rerank-prompt: " MEASURED) != NULL);
