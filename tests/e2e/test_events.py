@@ -143,7 +143,8 @@ def test_who_takes_nothing_is_cut_off():
     """On a unix socket, whose buffer is small: TCP's takes megabytes before anybody is slow."""
     with Program([WORKER, "--model", tiny_model(), "--listen", "unix:{dir}/w", "--ram", "64MiB"]) as p:
         path, n = p.dir + "/w", 0
-        until("it is ready", lambda: os.path.exists(path) and unix_request(path, "GET", "/ready").status == 200)
+        until("it listens", lambda: "kvblend-worker listening" in p.log())
+        until("it is ready", lambda: unix_request(path, "GET", "/ready").status == 200)
         deaf, r = (Reader(p, path=path) for _ in range(2))
         until("it is told", lambda: r.more().last)
 

@@ -59,7 +59,7 @@ def check_ceil():
 
 
 def check_refusals():
-    for args in (["--at-rows", "5,,6"], ["--at-rows", "0"], ["--at-rows", ""], ["--weights", "int8", "--device", "cpu"]):
+    for args in (["--at-rows", "5,,6"], ["--at-rows", "0"], ["--at-rows", ""], ["--weights", "fp8", "--device", "cpu"]):
         r = subprocess.run([BENCH, "kernels", "--shape", "smollm2", *args], capture_output=True, text=True)
         assert r.returncode == 1 and r.stderr.startswith("kvblend-bench: "), (args, r)
 

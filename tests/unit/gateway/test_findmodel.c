@@ -14,7 +14,7 @@ TEST(first_by_name_or_a_sentence)
     ASSERT_TRUE(mkdtemp(dir) != NULL);
     (void)setenv("KVBLEND_MODELS", dir, 1);
     ASSERT_ERR(gw_find_model(&found, &err), -ENOENT);
-    ASSERT_TRUE(strstr(err.msg, "get-model") != NULL);
+    ASSERT_TRUE(strstr(err.msg, "kvblend pull") != NULL);
     (void)snprintf(folder, sizeof folder, "%s/b-folder", dir);
     ASSERT_EQ(mkdir(folder, 0700), 0);
     ASSERT_ERR(gw_find_model(&found, &err), -ENOENT); /* no config.json: no model */
