@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """KV events (GET /admin/events/kv): what other routers learn of residency, in vLLM's form; resumed, bounded, closed."""
 import json
-import os
 import shutil
 import socket
 import tempfile
