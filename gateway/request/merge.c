@@ -79,8 +79,9 @@ static int add_sample(struct gw_merge_family *f, bool rename, int worker,
 static void note_model(struct model_label *m, const char *line, size_t len)
 {
     static const char info[] = "kvblend_model_info{";
+    if (len < sizeof info || memcmp(line, info, sizeof info - 1) != 0) return;
     const char *end = memrchr(line, '}', len);
-    if (!end || len < sizeof info || memcmp(line, info, sizeof info - 1) != 0) return;
+    if (!end) return;
     m->text = line + sizeof info - 1;
     m->n = end - m->text <= MODEL_LABEL_MAX ? (size_t)(end - m->text) : 0; /* it comes often */
 }

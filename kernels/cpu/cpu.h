@@ -16,7 +16,7 @@ enum {
     KN_SLOT_ATTN = KN_SLOTS, /* the operations' own: packed queries and accumulators */
     KN_SLOT_KV,              /* rows of a record on their way into pages */
     KN_SLOT_WEIGHTS,         /* coded weights as f32, a block of the GEMM's */
-    KN_SLOT_INT8,            /* rows in 8 bits */
+    KN_SLOT_ROWS,            /* rows in 8 bits, or as pairs of bf16 */
     KN_SLOT_PICK,            /* the scores that kn_top() is asked for, kn_draw()'s distances */
     KN_SLOT_MOE,             /* rows on their way to experts and back */
     KN_SLOTS_ALL,
@@ -36,8 +36,8 @@ struct kn_gemm_job {
     size_t lda, m;
     const void *b; /* packed panels (mat.c), or NULL: */
     const struct kn_coded *coded;
-    bool as_f32;                     /* coded: not rounded to bf16 on the way */
-    void *block;                     /* room for a block of them, unpacked: KN_GEMM_BLOCK bytes */
+    bool as_f32;         /* coded: not rounded to bf16 on the way */
+    void *block, *pairs; /* room for a block of them, unpacked: KN_GEMM_BLOCK bytes; for pairs.h */
     const struct kn_int8 *int8;      /* in 8 bits, with: */
     const struct kn_int8_rows *rows; /* instead of a */
     size_t n, k;

@@ -3,6 +3,7 @@
  * Kernels read panels of nr columns, [n / nr][k][nr] (bf16: [n / nr][k / 2][nr][2]), padded with
  * zeros. */
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/pairs.h"
 #include "base/mem.h"
 
 #include <string.h>
@@ -256,7 +257,7 @@ static int prepare_rows(struct kn_stream *st, struct gemm_par *g, size_t n)
     if (!w->int8 || (w->coded && w->dev->replaying)) return 0;
     for (size_t i = 0; i < n; i++)
         bytes += rows8_bytes(&g->a[i]);
-    g->rows = kn_cpu_scratch(st, KN_SLOT_INT8, bytes);
+    g->rows = kn_cpu_scratch(st, KN_SLOT_ROWS, bytes);
     if (!g->rows) return -ENOMEM;
     return n == 1 ? rows8_item(st, g, 0) : kn_par(st, n, rows8_item, g);
 }
@@ -316,6 +317,10 @@ static int gemm_item(struct kn_stream *st, void *arg, size_t item)
         /* A code on its way to bf16 costs more than the product with one row. */
         j.as_f32 = w->dev->replaying;
         if (!(j.block = kn_cpu_scratch(st, KN_SLOT_WEIGHTS, KN_GEMM_BLOCK))) return -ENOMEM;
+    }
+    if (!g->rows && w->dev->isa == KN_ISA_AMX && w->kind == GEMM_OWN_BF16 && !j.as_f32) {
+        j.pairs = kn_cpu_scratch(st, KN_SLOT_ROWS, kn_pairs_bytes(a->m, w->k));
+        if (!j.pairs) return -ENOMEM;
     }
     item %= g->n_items;
     return run_panels(w, &j, item_start(w, g->n_items, item), item_start(w, g->n_items, item + 1));

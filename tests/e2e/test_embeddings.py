@@ -46,9 +46,14 @@ def vectors(reply):
     return [d["embedding"] for d in body["data"]]
 
 
-def near(a, b, most):
+def near(a, b, off):
     assert len(a) == len(b), (len(a), len(b))
-    assert max(abs(x - y) for x, y in zip(a, b)) < most, (a, b)
+    assert max(abs(x - y) for x, y in zip(a, b)) < off, (a, b)
+
+
+def most(g):
+    """How far a vector may be off: auto rounds products to bf16 where the CPU does that fast and the file has 16 bits."""
+    return 2e-2 if "gemm=own-bf16" in g.log() else 1e-4
 
 
 def refused(reply, status, code, *says):
@@ -58,13 +63,14 @@ def refused(reply, status, code, *says):
 
 
 def test_vectors_are_those_of_sentence_transformers():
-    for name in ("bert-cls", "bert-mean", "xlmr-mean", "qwen3-last", "nomic-mean", "gte-cls", "modernbert-mean"):
+    names = ("bert-cls", "bert-mean", "xlmr-mean", "qwen3-last", "nomic-mean", "gte-cls", "modernbert-mean")
+    for name, args in [(n, ["--dtype", "f32"]) for n in names] + [("bert-cls", [])]:
         texts = golden(name)
-        with gateway(model=folder(name)) as g:
+        with gateway(*args, model=folder(name)) as g:
             body = {"model": name, "input": [t["text"] for t in texts], "truncate": True, "user": "u"}
             got = vectors(g.post(PATH, body))
             for t, v in zip(texts, got):
-                near(v, t["vector"], 1e-4)
+                near(v, t["vector"], most(g))
             # alone, in the other form, by other paths: the same values
             for i in (0, len(texts) - 1):
                 one = g.post("/embeddings", {"input": texts[i]["text"], "truncate_prompt_tokens": -1})
@@ -217,7 +223,7 @@ def test_several_models_of_one_gateway():
         texts = golden("bert-cls")
         for more in ({"model": "emb"}, {"model": "default"}, {}):  # unnamed: to the model that is for it
             got = vectors(g.post(PATH, dict(more, input=[t["text"] for t in texts], truncate=True)))
-            near(got[2], texts[2]["vector"], 1e-4)
+            near(got[2], texts[2]["vector"], most(g))
         for name in (first, "second", "default", None):
             r = g.post("/v1/chat/completions", dict(chat, model=name) if name else chat)
             assert r.status == 200, (name, r.body)
@@ -276,7 +282,7 @@ def test_a_model_on_demand():
             with concurrent.futures.ThreadPoolExecutor(8) as pool:
                 got = list(pool.map(ask, range(16)))
             for i, v in enumerate(got):
-                near(v, golden("bert-cls")[i % len(texts)]["vector"], 1e-4)
+                near(v, golden("bert-cls")[i % len(texts)]["vector"], most(g))
             until("it is ended", lambda: state_of(g, "emb") == ("asleep", 0), 60)
         assert g.log().count("worker.started") >= 3, g.log()
         assert {m["id"]: m["task"] for m in g.get("/v1/models").json()["data"]}["emb"] == "embed"

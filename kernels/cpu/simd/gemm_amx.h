@@ -14,7 +14,6 @@
 
 enum {
     AMX_LDB = TILE_NR * 4,
-    AMX_LDA = TILE_LDA * 4,
     AMX_FEW_K = 2 * AMX_UNITS, /* chosen: two panels of them are 8 KiB */
 };
 
@@ -63,8 +62,9 @@ static void amx_end(const struct kn_gemm_job *j, int half, const struct amx_part
 }
 
 /* Two row tiles (or one) by one panel, kc units; a is zero up to the next sixteen. */
-static void amx_rows(const elem *a, const elem *b, size_t kc, bool two)
+static void amx_rows(const elem *a, size_t lda, const elem *b, size_t kc, bool two)
 {
+    const size_t step = lda * sizeof *a;
     elem rest[AMX_UNITS * TILE_NR] __attribute__((aligned(64)));
     for (size_t k = 0; k < kc; k += AMX_UNITS) {
         const elem *from = b + k * TILE_NR;
@@ -76,11 +76,11 @@ static void amx_rows(const elem *a, const elem *b, size_t kc, bool two)
         amx_barrier();
         _tile_loadd(6, from, AMX_LDB);
         _tile_loadd(7, from + VL, AMX_LDB);
-        _tile_loadd(4, a + k, AMX_LDA);
+        _tile_loadd(4, a + k, step);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
         if (!two) continue;
-        _tile_loadd(5, a + AMX_ROWS * TILE_LDA + k, AMX_LDA);
+        _tile_loadd(5, a + AMX_ROWS * lda + k, step);
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
     }
@@ -100,7 +100,7 @@ static void amx_panels(const elem *a, const elem *b, size_t stride, size_t kc)
     const elem *next = b + stride;
     amx_barrier();
     for (size_t k = 0; k < kc; k += AMX_UNITS) {
-        _tile_loadd(4, a + k, AMX_LDA);
+        _tile_loadd(4, a + k, TILE_LDA * sizeof *a);
         _tile_loadd(6, b + k * TILE_NR, AMX_LDB);
         _tile_dpbf16ps(0, 4, 6);
         _tile_loadd(7, b + k * TILE_NR + VL, AMX_LDB);
@@ -112,18 +112,17 @@ static void amx_panels(const elem *a, const elem *b, size_t stride, size_t kc)
     }
 }
 
-/* Rows [row, row + R) as whole row tiles, zeros behind them and behind kc units. */
-static void amx_copy_a(const struct kn_gemm_job *j, size_t row, size_t R, size_t k0, size_t kc,
-                       elem *a)
+/* All rows as whole row tiles, zeros behind them and behind kc units. */
+static void amx_copy_a(const struct kn_gemm_job *j, size_t k0, size_t kc, elem *a, size_t lda)
 {
     const size_t end = (kc + AMX_UNITS - 1) / AMX_UNITS * AMX_UNITS;
-    const size_t all = (R + AMX_ROWS - 1) / AMX_ROWS * AMX_ROWS;
-    for (size_t r = 0; r < R; r++) {
-        tile_copy_a(a + r * TILE_LDA, j->a + (row + r) * j->lda, j->k, k0, kc);
-        memset(a + r * TILE_LDA + kc, 0, (end - kc) * sizeof *a);
+    const size_t all = (j->m + AMX_ROWS - 1) / AMX_ROWS * AMX_ROWS;
+    for (size_t r = 0; r < j->m; r++) {
+        tile_copy_a(a + r * lda, j->a + r * j->lda, j->k, k0, kc);
+        memset(a + r * lda + kc, 0, (end - kc) * sizeof *a);
     }
-    for (size_t r = R; r < all; r++)
-        memset(a + r * TILE_LDA, 0, end * sizeof *a);
+    for (size_t r = j->m; r < all; r++)
+        memset(a + r * lda, 0, end * sizeof *a);
 }
 
 /* As tile_few(): weights are unpacked piece by piece, and the sums stay in the tiles. */
@@ -139,14 +138,14 @@ static int amx_few(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
             amx_begin(j, h, &t[h], 0);
         for (size_t k0 = 0, kc; k0 < units; k0 += kc) {
             kc = units - k0 < TILE_KC ? units - k0 : TILE_KC;
-            amx_copy_a(j, 0, j->m, k0, kc, a);
+            amx_copy_a(j, k0, kc, a, TILE_LDA);
             for (size_t k = 0, n; k < kc; k += n) {
                 n = kc - k < AMX_FEW_K ? kc - k : AMX_FEW_K;
                 const elem *b = tile_open(j, p, p + 1 + two, k0 + k, n);
                 if (two)
                     amx_panels(a + k, b, n * TILE_NR, n);
                 else
-                    amx_rows(a + k, b, n, false);
+                    amx_rows(a + k, TILE_LDA, b, n, false);
             }
         }
         for (int h = 0; h <= two; h++)
@@ -155,22 +154,22 @@ static int amx_few(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
     return 0;
 }
 
-/* All row tiles of one block of B, as tile_block(). */
+/* All row tiles of one block of B, as tile_block(); rows are pairs already. */
 static int amx_block(const struct kn_gemm_job *j, size_t p0, size_t p1, size_t k0, size_t kc,
                      const elem *b, size_t stride)
 {
-    elem a[2 * AMX_ROWS * TILE_LDA] __attribute__((aligned(64)));
+    const size_t lda = kn_pairs_stride(j->k);
+    const elem *a = (const elem *)j->pairs + k0;
     for (size_t row = 0, R; row < j->m; row += R) {
         R = j->m - row < 2 * AMX_ROWS ? j->m - row : 2 * AMX_ROWS;
         if (kn_cancelled(j->cancel)) return -ECANCELED;
-        amx_copy_a(j, row, R, k0, kc, a);
         const bool two = R > AMX_ROWS;
         for (size_t p = p0; p < p1; p++) {
             const struct amx_part t[2] = {{row, two ? AMX_ROWS : R, p},
                                           {row + AMX_ROWS, R - AMX_ROWS, p}};
             for (int h = 0; h <= two; h++)
                 amx_begin(j, h, &t[h], k0);
-            amx_rows(a, b + (p - p0) * stride, kc, two);
+            amx_rows(a + row * lda, lda, b + (p - p0) * stride, kc, two);
             for (int h = 0; h <= two; h++)
                 amx_end(j, h, &t[h]);
         }

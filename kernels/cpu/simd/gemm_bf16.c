@@ -2,6 +2,7 @@
  * activations rounded while copied. vdpbf16ps runs on some CPUs twice the f32 rate, on others half
  * of it: it is measured, not assumed. Compiled for AVX-512 with BF16 only. */
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/pairs.h"
 #include "kernels/cpu/simd/amx.h"
 
 typedef uint32_t elem; /* two bf16, the lower k in the lower half */
@@ -61,9 +62,19 @@ int kn_gemm_bf16_avx512(const struct kn_gemm_job *j, size_t panel0, size_t panel
 
 int kn_gemm_bf16_amx(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
 {
+    const size_t units = (j->k + TILE_UNIT - 1) / TILE_UNIT;
+    int r = 0;
     amx_open();
-    int r =
-        gemm_blocks(j, panel0, panel1, (struct gemm_way){AMX_ROWS, amx_few, amx_block, amx_next_k});
+    for (size_t row = 0; row < j->m && r == 0; row += KN_PAIRS_ROWS) {
+        struct kn_gemm_job part = *j;
+        part.m = j->m - row < KN_PAIRS_ROWS ? j->m - row : KN_PAIRS_ROWS;
+        part.a += row * j->lda;
+        part.c += row * j->ldc;
+        if (!j->coded || part.m > AMX_ROWS) /* else few() copies them piece by piece */
+            amx_copy_a(&part, 0, units, part.pairs, kn_pairs_stride(j->k));
+        r = gemm_blocks(&part, panel0, panel1,
+                        (struct gemm_way){AMX_ROWS, amx_few, amx_block, amx_next_k});
+    }
     _tile_release();
     return r;
 }
