@@ -5,19 +5,20 @@
  * Columns and k of what is multiplied at a time stay in L2 as elsewhere (gemm_block.h); C of a tile
  * stays in L1. Compiled for AVX-512 with VNNI and AMX, and for AVX-VNNI. Thread: any. */
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/simd/cases.h"
 #include "kernels/cpu/simd/vec.h"
 #if KN_SIMD == 512
 #include "kernels/cpu/simd/amx.h"
 #endif
 
+#if KN_SIMD == 512
+#define MR 14 /* rows of a tile of registers */
+#else
+#define MR 6
+#endif
 enum {
     NV = 2, /* vectors across a panel */
     NR = NV * VL,
-#if KN_SIMD == 512
-    MR = 14,
-#else
-    MR = 6,
-#endif
     MR_MOST = 32,              /* two row tiles of AMX */
     NC = KN_GEMM_NC / NR,      /* panels of a block */
     KC = 1024 / KN_INT8_BLOCK, /* chosen: blocks of k: 32 rows are 32 KiB of L1 */
@@ -175,22 +176,7 @@ static void tile_sums(const struct kn_gemm_job *j, size_t row, unsigned R, const
     const int8_t *a = j->rows->q + row * lda + k0;
     const int32_t *row_sum = j->rows->sum + row * j->int8->cut.n_blocks + block;
     switch (R) {
-        TILE_CASE(1)
-        TILE_CASE(2)
-        TILE_CASE(3)
-        TILE_CASE(4)
-        TILE_CASE(5)
-        TILE_CASE(6)
-#if KN_SIMD == 512
-        TILE_CASE(7)
-        TILE_CASE(8)
-        TILE_CASE(9)
-        TILE_CASE(10)
-        TILE_CASE(11)
-        TILE_CASE(12)
-        TILE_CASE(13)
-        TILE_CASE(14)
-#endif
+        CASES(MR, TILE_CASE)
     }
 }
 

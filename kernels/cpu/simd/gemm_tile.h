@@ -10,6 +10,8 @@
 #ifndef KERNELS_CPU_SIMD_GEMM_TILE_H
 #define KERNELS_CPU_SIMD_GEMM_TILE_H
 
+#include "kernels/cpu/simd/cases.h"
+
 enum {
     TILE_NR = TILE_NV * VL,
     TILE_KC = KN_GEMM_KC,    /* chosen: 14 x 384 x 4 bytes = half of a 48 KiB L1 */
@@ -68,24 +70,7 @@ VF_INLINE void tile_rows(const int R, const int P, const elem *a, const elem *b,
 static void tile_run(unsigned R, const elem *a, const elem *b, size_t kc, struct tile_c t)
 {
     switch (R) {
-        TILE_CASE(1)
-        TILE_CASE(2)
-        TILE_CASE(3)
-        TILE_CASE(4)
-#if TILE_MR > 4
-        TILE_CASE(5)
-        TILE_CASE(6)
-#endif
-#if TILE_MR > 6
-        TILE_CASE(7)
-        TILE_CASE(8)
-        TILE_CASE(9)
-        TILE_CASE(10)
-        TILE_CASE(11)
-        TILE_CASE(12)
-        TILE_CASE(13)
-        TILE_CASE(14)
-#endif
+        CASES(TILE_MR, TILE_CASE)
     }
 }
 
