@@ -153,28 +153,6 @@ static void admin_recent(struct gw_req *q)
     gw_answer_json(q, 200, &b);
 }
 
-/* What says most: done, refused, not known here, no answer. */
-static int worth_of(const struct gw_page *page)
-{
-    if (page->body.len == 0 || page->status == 0) return 0;
-    return page->status == 200 ? 3 : page->status == 404 ? 1 : 2;
-}
-
-void gw_first_gathered(struct gw_req *q, const struct gw_page *pages, size_t n)
-{
-    const struct gw_page *best = NULL;
-    struct buf b = BUF_INIT;
-    for (size_t i = 0; i < n; i++)
-        if (worth_of(&pages[i]) > (best ? worth_of(best) : 0)) best = &pages[i];
-    if (!best) {
-        gw_answer_error(q, GW_E_UNAVAILABLE, NULL,
-                        n ? "No worker answers." : "No worker is there.");
-        return;
-    }
-    (void)buf_add_buf(&b, &best->body);
-    gw_answer_json(q, best->status, &b);
-}
-
 static double time_of(const json_t *line)
 {
     return json_real_value(json_object_get(line, "t"));
@@ -194,31 +172,15 @@ static void merge_lines(json_t *all, json_t *list)
     json_decref(list);
 }
 
-static int append_dumped(const char *text, size_t len, void *ctx)
-{
-    return buf_add(ctx, text, len);
-}
-
 static void decision_lists_gathered(struct gw_req *q, const struct gw_page *pages, size_t n)
 {
     json_t *all = json_array();
-    struct buf b = BUF_INIT;
     for (size_t i = 0; i < n; i++) {
-        const struct buf *page = &pages[i].body;
-        json_t *root = pages[i].status == 200 ? json_loadb(page->data, page->len, 0, NULL) : NULL;
+        json_t *root = pages[i].status == 200 ? gw_page_read(&pages[i]) : NULL;
         merge_lines(all, json_incref(json_object_get(root, "data")));
         json_decref(root);
     }
-    (void)buf_adds(&b, "{\"object\":\"list\",\"data\":");
-    int r = json_dump_callback(all, append_dumped, &b, JSON_COMPACT | JSON_REAL_PRECISION(17));
-    json_decref(all);
-    (void)buf_addc(&b, '}');
-    if (r == 0) {
-        gw_answer_json(q, 200, &b);
-    } else {
-        buf_fini(&b);
-        gw_answer_no_memory(q);
-    }
+    gw_answer_value(q, 200, json_pack("{s:s, s:o}", "object", "list", "data", all));
 }
 
 static void list_requests(struct gw_loop *loop, struct gw_loop_call *e)
@@ -414,8 +376,17 @@ const struct gw_route gw_admin_routes[] = {
      GW_R_ADMIN | GW_R_JSON | GW_R_DETECT | GW_R_WORKER | GW_R_REPEAT},
     {"/admin/chunks", "GET", "/admin/chunks", gw_admin_chunks, GW_R_ADMIN | GW_R_WORKER,
      gw_chunks_gathered},
-    {"/admin/chunks/", "GET, POST, DELETE", "/admin/chunks/", gw_admin_chunk,
-     GW_R_ADMIN | GW_R_REST | GW_R_WORKER, gw_first_gathered},
+    {"/admin/chunks/", "GET, POST, DELETE", "/admin/chunks/", gw_order,
+     GW_R_ADMIN | GW_R_REST | GW_R_WORKER, gw_orders_gathered},
+    {"/admin/tiers", "GET", "/admin/tiers", gw_order, GW_R_ADMIN | GW_R_WORKER, gw_tiers_gathered},
+    {"/admin/tiers/", "POST", "/admin/tiers/", gw_order, GW_R_ADMIN | GW_R_REST | GW_R_WORKER,
+     gw_orders_gathered},
+    {"/admin/clear", "POST", "/admin/clear", gw_order, GW_R_ADMIN | GW_R_WORKER,
+     gw_orders_gathered},
+    {"/admin/verify", "POST", "/admin/verify", gw_order, GW_R_ADMIN | GW_R_WORKER,
+     gw_orders_gathered},
+    {"/admin/flush", "POST", "/admin/flush", gw_order, GW_R_ADMIN | GW_R_WORKER,
+     gw_orders_gathered},
     {"/admin/namespaces", "GET", NULL, gw_gather, GW_R_ADMIN, namespaces_gathered},
     {"/admin/events/kv", "GET", "/admin/events/kv", NULL, GW_R_ADMIN | GW_R_WORKER | GW_R_ENDLESS},
     {"/admin/", "GET, POST, PUT, DELETE", "/admin/", NULL, GW_R_ADMIN | GW_R_REST | GW_R_WORKER},

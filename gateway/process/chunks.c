@@ -1,6 +1,5 @@
-/* /admin/chunks of several workers: each lists its first records in the order that is asked for,
- * and what is merged of these is cut into pages; what is ordered of one record all are told, unless
- * "worker" names one. One worker's answers are passed on as they come. */
+/* /admin/chunks of several workers: each lists its first records in the order asked for, and what
+ * is merged of these is cut into pages. One worker's answer is passed on as it comes. */
 #include "base/mem.h"
 #include "gateway/fleet/fleet.h"
 #include "gateway/fleet/view.h"
@@ -64,11 +63,6 @@ bool gw_worker_named(struct gw_req *q)
     return false;
 }
 
-static bool is_one(const struct gw_req *q)
-{
-    return q->want.worker || gw_fleet_count_kinds(q->loop->server->fleet).workers < 2;
-}
-
 /* Which of all records are on the page: [*ret_from, *ret_to). */
 static bool page_of(const struct gw_req *q, size_t *ret_from, size_t *ret_to)
 {
@@ -97,7 +91,7 @@ void gw_admin_chunks(struct gw_req *q)
 {
     struct buf path = BUF_INIT;
     size_t from, to;
-    if (is_one(q)) {
+    if (gw_orders_one(q)) {
         gw_read_begin(q);
         return;
     }
@@ -111,18 +105,6 @@ void gw_admin_chunks(struct gw_req *q)
     (void)buf_adds(&path, "/admin/chunks?");
     put_query(q->http->msg.query, &path);
     (void)buf_addf(&path, "offset=0&limit=%zu", to);
-    gw_gather_path(q, &path);
-}
-
-void gw_admin_chunk(struct gw_req *q)
-{
-    struct buf path = BUF_INIT;
-    const char *query = q->http->msg.query;
-    if (is_one(q)) {
-        gw_read_begin(q);
-        return;
-    }
-    (void)buf_addf(&path, "/admin/chunks/%s%s%s", q->rest, *query ? "?" : "", query);
     gw_gather_path(q, &path);
 }
 
@@ -191,22 +173,16 @@ static void add_tier(json_t *tiers, json_t *one)
     {
         if (!json_equal(json_object_get(t, "tier"), json_object_get(one, "tier"))) continue;
         for (size_t k = 0; k < sizeof sums / sizeof *sums; k++)
-            (void)json_object_set_new(
-                t, sums[k], json_integer(sum_of(t, sums[k]) + sum_of(one, sums[k])));
+            (void)json_object_set_new(t, sums[k],
+                                      json_integer(sum_of(t, sums[k]) + sum_of(one, sums[k])));
         return;
     }
     (void)json_array_append(tiers, one);
 }
 
-static int append(const char *text, size_t len, void *ctx)
-{
-    return buf_add(ctx, text, len);
-}
-
 static void answer_merged(struct gw_req *q, const struct merge *m, size_t from, size_t to)
 {
     json_t *tiers = json_array(), *workers = json_array(), *rows = merge_rows(m, from, to), *one;
-    struct buf b = BUF_INIT;
     json_int_t total = 0;
     size_t k;
     for (size_t i = 0; i < m->n; i++) {
@@ -217,18 +193,10 @@ static void answer_merged(struct gw_req *q, const struct merge *m, size_t from, 
                                json_incref(json_object_get(root, "total"))));
         json_array_foreach(json_object_get(root, "tiers"), k, one) add_tier(tiers, one);
     }
-    json_t *answer = json_pack("{s:s, s:I, s:I, s:o, s:o, s:o}", "object", "list", "count",
-                               (json_int_t)json_array_size(rows), "total", total, "data", rows,
-                               "tiers", tiers, "workers", workers);
-    int r = answer ? json_dump_callback(answer, append, &b, JSON_COMPACT | JSON_REAL_PRECISION(12))
-                   : -1;
-    json_decref(answer);
-    if (r == 0) {
-        gw_answer_json(q, 200, &b);
-        return;
-    }
-    buf_fini(&b);
-    gw_answer_no_memory(q);
+    gw_answer_value(q, 200,
+                    json_pack("{s:s, s:I, s:I, s:o, s:o, s:o}", "object", "list", "count",
+                              (json_int_t)json_array_size(rows), "total", total, "data", rows,
+                              "tiers", tiers, "workers", workers));
 }
 
 void gw_chunks_gathered(struct gw_req *q, const struct gw_page *pages, size_t n)
@@ -245,9 +213,8 @@ void gw_chunks_gathered(struct gw_req *q, const struct gw_page *pages, size_t n)
     m.ascending = order && len == 3 && strncmp(order, "asc", 3) == 0;
     (void)page_of(q, &from, &to);
     for (size_t i = 0; i < n; i++) {
-        const struct buf *body = &pages[i].body;
         struct list *l = &m.list[i];
-        if (pages[i].status == 200) l->root = json_loadb(body->data, body->len, 0, NULL);
+        if (pages[i].status == 200) l->root = gw_page_read(&pages[i]);
         l->data = json_object_get(l->root, "data");
         n_answers += l->root != NULL;
     }

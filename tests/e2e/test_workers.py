@@ -194,6 +194,75 @@ def check_orders(g, page, ask_admin, both, single):
     assert "5 records, " in one.stdout and "worker" not in one.stdout, one.stdout + one.stderr
 
 
+def held_by_both(g, n):
+    """n documents at each of two workers; what each of them lists."""
+    for w in workers(g):
+        r = unix_request(w["address"][5:], "POST", "/v1/segments", json.dumps({"texts": [doc(i) for i in range(n)]}).encode())
+        assert r.status == 200, r.body
+    return [unix_request(w["address"][5:], "GET", "/admin/chunks").json()["data"] for w in workers(g)]
+
+
+def test_orders_reach_every_worker():
+    with gateway("--worker-count", "2", "--ram", "64MiB", "--threads", "1") as g:
+        ready(g, 2)
+
+        def order(path, body=None, method="POST", status=200):
+            r = unix_request(g.admin[5:], method, "/admin" + path, None if body is None else json.dumps(body).encode())
+            assert r.status == status, (path, r.status, r.body)
+            return r.json()
+
+        def of(field, tier="ram"):
+            return [t[field] for t in order("/tiers", method="GET")["data"] if t["tier"] == tier]
+        held = held_by_both(g, 4)
+        assert [len(x) for x in held] == [4, 4]
+        assert [t["worker"] for t in order("/tiers", method="GET")["data"]] == [0, 1] and of("records") == [4, 4]
+        assert order("/verify", {}) == {"ok": 8, "bad": 0, "gone": 0, "workers": [
+            {"index": i, "ok": 4, "bad": 0, "gone": 0} for i in (0, 1)]}
+        assert order("/flush")["flushed"] is True
+        caps = of("capacity_bytes")
+        order("/tiers/resize?worker=1", {"tier": "ram", "bytes": "48MiB"})
+        assert of("capacity_bytes") == [caps[0], 48 << 20]
+        order("/tiers/resize", {"tier": "ram", "bytes": "32MiB"})
+        assert of("capacity_bytes") == [32 << 20] * 2
+        assert order("/tiers/resize", {"tier": "ram", "bytes": "4096GiB"}, status=400)["worker"] in (0, 1)
+        assert order("/tiers/resize", {"tier": "nvme", "bytes": "1GiB"}, status=404)["error"]["code"] == "tier_not_found"
+        ids = sorted(x["id"] for x in held[0])
+        for status in (200, 404):  # a client's own, wherever they are
+            r = g.request("DELETE", f"/v1/segments/{ids[0]}")
+            assert r.status == status and "workers" not in r.json(), r.body
+        assert of("records") == [3, 3]
+        order(f"/chunks/{ids[1]}/pin?worker=0")
+        refused = order(f"/chunks/{ids[1]}", method="DELETE", status=409)
+        assert refused["error"]["code"] == "segment_pinned" and refused["worker"] == 0, refused
+        cleared = order("/clear", {})
+        assert cleared["cleared"] == 4 and sum(x["cleared"] for x in cleared["workers"]) == 4, cleared
+        assert of("records") == [1, 0] and order("/clear", {"pinned": True})["cleared"] == 1
+        need(KVBLENDCTL)
+        held_by_both(g, 2)
+
+        def ctl(*args):
+            r = subprocess.run([KVBLENDCTL, "--admin", g.admin, *args], capture_output=True, text=True, timeout=60)
+            assert r.returncode == 0, (args, r)
+            return r.stdout
+        assert "WORKER" in ctl("tiers") and "WORKER" not in ctl("--worker", "1", "tiers")
+        assert ctl("clear", "--yes") == "4 records dropped\n" and of("records") == [0, 0]
+
+
+def test_a_silent_worker_is_named():
+    with gateway("--worker-count", "2", "--ram", "64MiB", "--first-byte-timeout", "5s") as g:
+        ready(g, 2)
+        held = held_by_both(g, 1)
+        pid = workers(g)[1]["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            cleared = unix_request(g.admin[5:], "POST", "/admin/clear", b"{}")
+            deleted = g.request("DELETE", f"/v1/segments/{held[0][0]['id']}")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert cleared.status == 503 and "Worker 1 gives no answer; of 2 workers 1 did it." in cleared.json()["error"]["message"]
+        assert deleted.status == 503 and "orker 1" not in deleted.json()["error"]["message"], deleted.body
+
+
 def clear(path):
     r = unix_request(path, "POST", "/admin/clear", b"{}")
     assert r.status == 200, (r.status, r.body)

@@ -151,8 +151,12 @@ int ctl_check(const struct ctl_args *a, struct ctl_reply *r)
 {
     if (r->status >= 200 && r->status < 300 && (r->json || r->on_data)) return CTL_OK;
     const char *why = ctl_str(json_object_get(r->json, "error"), "message");
+    const json_t *worker = json_object_get(r->json, "worker"); /* of several the one that refuses */
     if (a->json && r->json)
         print_raw(r);
+    else if (worker)
+        (void)ctl_fail(a, CTL_REFUSED, "%s (status %d, of worker %.0f)", why, r->status,
+                       json_number_value(worker));
     else
         (void)ctl_fail(a, CTL_REFUSED, "%s (status %d)", *why ? why : "unexpected answer",
                        r->status);

@@ -21,8 +21,7 @@ static const struct {
      "unix:/path or HOST:PORT (default: KVBLEND_ADMIN, else the run folder); for HOST:PORT the "
      "variable KVBLEND_ADMIN_KEY is its key"},
     {"json", NULL, 0, AT(json), "the answer as JSON"},
-    {"worker", "N", 0, AT(worker),
-     "of several the one of that index; else records are those of all, and tiers are one's"},
+    {"worker", "N", 0, AT(worker), "of several the one of that index; else all of them"},
     {"tier", "NAME", CTL_TIER, AT(tier), "there alone: ram, nvme, redis or gpu"},
     {"namespace", "NAME", CTL_NAMESPACE, AT(name_space),
      "of it or in it alone: KEY (an API key's), KEY/BODY or /BODY"},

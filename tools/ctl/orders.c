@@ -29,7 +29,7 @@ static int ask_resize(const struct ctl_args *a)
 {
     struct ctl_reply r;
     uint64_t bytes = 0;
-    double used = 0;
+    double used = 0, over = 0; /* of all workers; the size is each one's */
     size_t i;
     const json_t *e;
     if (opt_parse_size(a->second, &bytes) < 0) /* the worker says what it expects */
@@ -38,10 +38,12 @@ static int ask_resize(const struct ctl_args *a)
     if (rc != CTL_OK) return rc;
     json_array_foreach(json_object_get(r.json, "data"), i, e)
     {
-        if (strcmp(ctl_str(e, "tier"), a->operand) == 0) used = ctl_num(e, "used_bytes");
+        const double one = ctl_num(e, "used_bytes");
+        if (strcmp(ctl_str(e, "tier"), a->operand) != 0) continue;
+        used += one;
+        if (one > (double)bytes) over += one - (double)bytes;
     }
     ctl_reply_fini(&r);
-    double over = used > (double)bytes ? used - (double)bytes : 0;
     json_t *plan = json_pack("{s:f,s:f,s:s}", "over", over, "used", used, "tier", a->operand);
     if (!a->dry_run)
         rc = over > 0 ? ctl_confirm(a, plan, EVICT) : CTL_OK;

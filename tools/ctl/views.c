@@ -85,12 +85,14 @@ static void prepare_profile(json_t *answer)
 }
 
 static const char tiers_view[] =
-    "TIER\t^USED\t^OF\t^RECORDS\t^PINNED\t^HITS\t^LOADS\t^FIRST\t^TAIL\n"
-    "<data:{tier}\t{used_bytes:bytes}\t[{?capacity_bytes>0}{capacity_bytes:bytes}|?]\t{records}\t"
+    "[{?data.0.worker}^WORKER\t]TIER\t^USED\t^OF\t^RECORDS\t^PINNED\t^HITS\t^LOADS\t^FIRST\t"
+    "^TAIL\n"
+    "<data:[{?worker}{worker}\t]{tier}\t{used_bytes:bytes}\t[{?capacity_bytes>0}{capacity_bytes:"
+    "bytes}|?]\t{records}\t"
     "{pinned_bytes:bytes}\t{hits}\t[{?load_bytes_per_s>0}{1e-9*load_bytes_per_s:.2} GB/s|-]\t"
     "[{?load_bytes_per_s>0}{first_ms:.2} ms|-]\t[{?tail_age_s>0}{tail_age_s:time}|-]\n>"
     "\n"
-    "<data:{tier}\n"
+    "<data:{tier}[{?worker} of worker {worker}]\n"
     "[{?misses>0}  misses    {misses:counts}\n]"
     "[{?rejected>0}  refused   {rejected:counts}\n]"
     "  evicted   {evictions}, expired {expired}, corrupt {corrupt}[{?forged>0}, forged {forged}]"
