@@ -202,10 +202,10 @@ int kn_mat_create_coded(struct kn_dev *d, const struct kn_part *parts, size_t n_
     return ops->create_coded(d, parts, n_parts, k, full, ret_mat);
 }
 
-int kn_mat_fill_codes(struct kn_mat *w, size_t row, const struct codes_row *c)
+int kn_mat_fill_codes(struct kn_mat *w, size_t row0, size_t n_rows, const struct codes_row *rows)
 {
     const struct kn_mat_ops *ops = mat_ops(w)->mat;
-    return ops->fill_codes ? ops->fill_codes(w, row, c) : -ENOTSUP;
+    return ops->fill_codes ? ops->fill_codes(w, row0, n_rows, rows) : -ENOTSUP;
 }
 
 int kn_mat_rows(struct kn_mat *w, size_t row0, size_t n, struct kn_mat **ret_mat)

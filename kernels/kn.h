@@ -162,14 +162,16 @@ int kn_mat_random(struct kn_mat *w, size_t row0, size_t n_rows, const struct rng
 /* In the form that a file has the rows in, part after part: the same numbers in less memory, and
  * less to read for few rows. Where gemm_invariant, products are those of the same values
  * filled in as f32, bit for bit. Rows of a part without a form come by kn_mat_fill(), the others
- * one by one by kn_mat_fill_codes(). -ENOTSUP: this device keeps weights its own way only. */
+ * by kn_mat_fill_codes(), sixteen and more at a time at best. On the CPU several threads may fill
+ * rows, each its own. -ENOTSUP: this device keeps weights its own way only. */
 struct kn_part {
     size_t n;
     struct codes_form form;
 };
 int kn_mat_create_coded(struct kn_dev *d, const struct kn_part *parts, size_t n_parts, size_t k,
                         bool full /* as kn_mat_create_full() */, struct kn_mat **ret_mat);
-int kn_mat_fill_codes(struct kn_mat *w, size_t row, const struct codes_row *c);
+int kn_mat_fill_codes(struct kn_mat *w, size_t row0, size_t n_rows,
+                      const struct codes_row *rows /* [n_rows] */);
 /* Rows row0 … row0 + n - 1 of w, which is ready and outlives them, as a weight of its own. -ENOTSUP
  * on the CPU. */
 int kn_mat_rows(struct kn_mat *w, size_t row0, size_t n, struct kn_mat **ret_mat);

@@ -48,43 +48,75 @@ static struct span all_of(const struct model *m, enum model_w w, unsigned layer)
     return (struct span){w, layer, 0, model_w_rows(m, w)};
 }
 
-/* From row `at` of the matrix on. Random rows are made where they are needed. */
-static int pack_rows(struct packer *p, const struct span *s, struct kn_mat *to, size_t at)
+/* A span on its way into rows `at` and following of a matrix. */
+struct pack_job {
+    struct fus_core *c;
+    const struct span *s;
+    struct kn_mat *to;
+    size_t at;
+    bool coded; /* as the file has them */
+};
+
+/* Rows [row0, row0 + n) of the span as the file has them. */
+static int pack_codes(const struct pack_job *j, size_t row0, size_t n)
 {
-    const struct model *m = p->c->model;
-    const size_t rows = s->n, k = model_w_cols(m, s->w);
-    const size_t step = p->cap / k ? p->cap / k : 1;
-    struct rng_field field;
-    if (model_random(m, s->w, s->layer, &field)) {
-        int r = kn_mat_random(to, at, rows, &field);
-        packed(p, (double)(rows * k));
-        return r;
+    enum { GROUP = 16 }; /* see kn_mat_fill_codes() */
+    const struct span *s = j->s;
+    const size_t room = (model_codes_room(model_w_cols(j->c->model, s->w)) + 1) & ~(size_t)1;
+    struct codes_row codes[GROUP];
+    char *buf = mem_alloc(GROUP * room);
+    int r = buf ? 0 : -ENOMEM;
+    for (size_t i = row0, now; r == 0 && i < row0 + n; i += now) {
+        now = row0 + n - i < GROUP ? row0 + n - i : GROUP;
+        for (size_t g = 0; r == 0 && g < now; g++)
+            r = model_codes(j->c->model, s->w, s->layer, s->row0 + i + g, buf + g * room,
+                            &codes[g]);
+        if (r == 0) r = kn_mat_fill_codes(j->to, j->at + i, now, codes);
     }
-    for (size_t r0 = 0; r0 < rows; r0 += step) {
-        const size_t now = rows - r0 < step ? rows - r0 : step;
-        int r = model_rows(m, s->w, s->layer, s->row0 + r0, now, p->rows);
-        if (s->w == MODEL_EMBED) fus_scale(p->rows, now * k, p->c->cfg.embed_scale);
-        if (r == 0) r = kn_mat_fill(to, at + r0, now, p->rows);
-        if (r < 0) return r;
-        packed(p, (double)(now * k));
-    }
-    return 0;
+    mem_free(buf);
+    return r;
 }
 
-/* The same as the file has them. */
-static int pack_codes(struct packer *p, const struct span *s, struct kn_mat *to, size_t at)
+/* The same as f32, through a buffer of cap floats. */
+static int pack_values(const struct pack_job *j, size_t row0, size_t n, float *buf, size_t cap)
 {
-    const struct model *m = p->c->model;
-    const size_t k = model_w_cols(m, s->w);
-    ASSERT(model_codes_room(k) <= p->cap * sizeof(*p->rows));
-    for (size_t i = 0; i < s->n; i++) {
-        struct codes_row codes;
-        int r = model_codes(m, s->w, s->layer, s->row0 + i, p->rows, &codes);
-        if (r == 0) r = kn_mat_fill_codes(to, at + i, &codes);
-        if (r < 0) return r;
+    const struct model *m = j->c->model;
+    const struct span *s = j->s;
+    const size_t k = model_w_cols(m, s->w), step = cap / k ? cap / k : 1;
+    int r = 0;
+    for (size_t i = row0, now; r == 0 && i < row0 + n; i += now) {
+        now = row0 + n - i < step ? row0 + n - i : step;
+        r = model_rows(m, s->w, s->layer, s->row0 + i, now, buf);
+        if (s->w == MODEL_EMBED) fus_scale(buf, now * k, j->c->cfg.embed_scale);
+        if (r == 0) r = kn_mat_fill(j->to, j->at + i, now, buf);
     }
-    packed(p, (double)(s->n * k));
-    return 0;
+    return r;
+}
+
+static int pack_block(struct kn_stream *st, void *arg, size_t row0, size_t n)
+{
+    const struct pack_job *j = arg;
+    const size_t k = model_w_cols(j->c->model, j->s->w);
+    if (j->coded) return pack_codes(j, row0, n);
+    float *buf = mem_aligned(64, k * sizeof *buf);
+    const int r = buf ? pack_values(j, row0, n, buf, k) : -ENOMEM;
+    mem_free(buf);
+    return r;
+}
+
+/* On the host by all threads: what is to be read, taken apart and written is as much as memory
+ * carries. Random rows are made where they are needed. */
+static int pack_span(struct packer *p, const struct span *s, struct kn_mat *to, size_t at,
+                     bool coded)
+{
+    struct pack_job j = {p->c, s, to, at, coded};
+    struct rng_field field;
+    const int r = model_random(p->c->model, s->w, s->layer, &field)
+                      ? kn_mat_random(to, at, s->n, &field)
+                  : kn_info(p->c->dev)->is_host ? kn_rows(p->c->dev, s->n, NULL, pack_block, &j)
+                                                : pack_values(&j, 0, s->n, p->rows, p->cap);
+    packed(p, (double)(s->n * model_w_cols(p->c->model, s->w)));
+    return r;
 }
 
 enum { JOINED_MAX = 3 };
@@ -110,7 +142,7 @@ static int pack_spans(struct packer *p, create_fn create, const struct span *s, 
     const bool coded = r == 0;
     if (r == -ENOTSUP) r = create(p->c->dev, n, k, ret);
     for (size_t i = 0, at = 0; r == 0 && i < n_s; at += part[i++].n)
-        r = (coded && part[i].form.bits ? pack_codes : pack_rows)(p, &s[i], *ret, at);
+        r = pack_span(p, &s[i], *ret, at, coded && part[i].form.bits);
     return r < 0 ? r : kn_mat_done(*ret);
 }
 
@@ -332,6 +364,7 @@ static int load_weights(struct fus_core *c, const struct fus_core_opts *o)
     c->layer = mem_zalloc(c->cfg.L * sizeof(*c->layer));
     int r = p.rows && c->layer ? 0 : -ENOMEM;
     for (unsigned l = 0; r == 0 && l < c->cfg.L; l++) {
+        if (l + 1 < c->cfg.L) model_read_ahead(c->model, l + 1);
         r = load_layer(&p, l);
         model_drop_pages(c->model); /* else the file is in memory twice until the last layer */
     }

@@ -104,6 +104,12 @@ void map_drop_pages(const struct map *m)
     (void)madvise((void *)(uintptr_t)m->data, m->size_bytes, MADV_DONTNEED); /* advice alone */
 }
 
+void map_read_ahead(const void *from, size_t bytes)
+{
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)from & ~(page - 1);
+    (void)madvise((void *)at, bytes + ((uintptr_t)from - at), MADV_WILLNEED); /* the same */
+}
+
 void map_close(struct map *m)
 {
     if (!m || !m->data) return;

@@ -25,6 +25,8 @@ void map_close(struct map *m); /* accepts a closed one */
 /* Its pages leave the process until they are read again; the system keeps what they hold as long as
  * it has room. */
 void map_drop_pages(const struct map *m);
+/* Bytes of any mapping: the system begins to read what of them it does not hold. */
+void map_read_ahead(const void *from, size_t bytes);
 
 /* From now on reading beyond the end of a mapped file that was cut ends the process: one line on
  * stderr, behind `program`'s name (which stays valid), and this exit status. */

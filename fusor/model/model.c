@@ -754,6 +754,16 @@ void model_drop_pages(const struct model *m)
     if (m->st) st_drop_pages(m->st);
 }
 
+void model_read_ahead(const struct model *m, unsigned layer)
+{
+    for (int w = N_GLOBAL; !m->random && w < GLOBAL_TOO; w++) {
+        const struct weight *x = weight_of(m, (enum model_w)w, layer);
+        const size_t parts = !x ? 0 : x->part ? m->cfg.experts.n : 1;
+        for (size_t i = 0; i < parts; i++)
+            map_read_ahead(x->part ? x->part[i] : x->data, x->size_bytes / parts);
+    }
+}
+
 const struct gguf *model_gguf(const struct model *m)
 {
     return m->gguf;

@@ -138,6 +138,8 @@ int model_codes(const struct model *m, enum model_w w, unsigned layer, size_t ro
                 struct codes_row *ret);
 /* What was read so far is packed: pages of the files leave the process (map_drop_pages()). */
 void model_drop_pages(const struct model *m);
+/* This layer is packed next: what of it is on a disk alone is asked for. */
+void model_read_ahead(const struct model *m, unsigned layer);
 /* What matrix w is drawn from, its rows one after another; false: it is in a file. */
 struct rng_field;
 bool model_random(const struct model *m, enum model_w w, unsigned layer, struct rng_field *ret);

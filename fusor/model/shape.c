@@ -24,6 +24,15 @@ static const struct model_cfg shapes[] = {
     /* HuggingFaceTB/SmolLM2-135M-Instruct */
     {"llama", "smollm2", DIMS(30, 576, 9, 3, 64, 1536, 49152, 8192), .rms_eps = 1e-5f,
      .rope.base = 1e5, .tied = true},
+    /* meta-llama/Llama-3.2-3B-Instruct */
+    {"llama", "llama-3.2-3b", DIMS(28, 3072, 24, 8, 128, 8192, 128256, 131072), .rms_eps = 1e-5f,
+     .rope = {.type = ROPE_LLAMA3,
+              .base = 5e5,
+              .factor = 32,
+              .low_freq_factor = 1,
+              .high_freq_factor = 4,
+              .orig_ctx = 8192},
+     .tied = true},
     /* mistralai/Mistral-7B-Instruct-v0.2 */
     {"mistral", "mistral-7b", DIMS(32, 4096, 32, 8, 128, 14336, 32000, 32768), .rms_eps = 1e-5f,
      .rope.base = 1e6},

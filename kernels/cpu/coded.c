@@ -1,6 +1,7 @@
 /* Packing rows into coded panels. */
 #include "kernels/cpu/coded.h"
 
+#include "base/assert.h"
 #include "base/mem.h"
 #include "kernels/cpu/cpu.h"
 
@@ -52,7 +53,9 @@ int kn_coded_create(struct kn_dev *d, const struct kn_part *parts, size_t n_part
         kn_coded_destroy(c);
         return -ENOMEM;
     }
-    memset(c->data, 0, c->bytes);
+    /* All else is written when it is filled, by the thread that fills it. */
+    if (n % c->nr)
+        memset(c->data + c->panel[c->n_panels - 1].at, 0, c->bytes - c->panel[c->n_panels - 1].at);
     *ret = c;
     return 0;
 }
@@ -73,38 +76,69 @@ struct codes_form kn_coded_form(const struct kn_coded *c, size_t row)
     return c->part[i].form;
 }
 
-static void put_nibbles(uint8_t *at, const int8_t *q, int low, const struct kn_coded *c, size_t col)
+/* Eight codes as nibbles: each less `low`, then neighbours drawn together. */
+static uint32_t nibbles_of(const int8_t *q, int low)
 {
-    for (size_t w = 0; w < 4; w++) {
-        uint32_t word = 0;
-        for (size_t j = 0; j < 8; j++)
-            word |= (uint32_t)(q[8 * w + j] - low) << 4 * j;
-        memcpy(at + ((col / c->lanes * 4 + w) * c->lanes + col % c->lanes) * 4, &word, 4);
-    }
+    const uint64_t each = 0x0101010101010101u;
+    uint64_t x;
+    memcpy(&x, q, sizeof x);
+    x = ((x & 15 * each) + each * (uint64_t)(-low & 15)) & 15 * each;
+    x = (x | x >> 4) & 0x00ff00ff00ff00ffu;
+    x = (x | x >> 8) & 0x0000ffff0000ffffu;
+    return (uint32_t)(x | x >> 16);
 }
 
-static void put_codes(const struct kn_coded *c, uint8_t *panel, size_t col,
-                      const struct codes_form *f, const struct codes_row *row)
+/* Columns of one vector, which are next to each other in each of the places that they go to: whole
+ * lines of cache, where they are as many as its lanes. */
+struct columns {
+    const struct codes_row *row; /* [n] */
+    size_t n, first;             /* in the panel */
+};
+enum { LANES_MAX = 16 };
+
+static void put_nibbles(const struct kn_coded *c, uint8_t *at, const struct columns *x, size_t from,
+                        int low)
 {
-    const size_t nr = c->nr;
+    uint32_t word[4][LANES_MAX];
+    for (size_t j = 0; j < x->n; j++)
+        for (size_t w = 0; w < 4; w++)
+            word[w][j] = nibbles_of(x->row[j].q + from + 8 * w, low);
+    at += (x->first / c->lanes * 4 * c->lanes + x->first % c->lanes) * 4;
+    for (size_t w = 0; w < 4; w++)
+        memcpy(at + w * c->lanes * 4, word[w], x->n * 4);
+}
+
+static void put_scales(const struct kn_coded *c, uint8_t *at, const struct columns *x, size_t i,
+                       bool min)
+{
+    for (size_t j = 0; j < x->n; j++)
+        memcpy(at + 2 * (x->first + j), x->row[j].d + i, 2);
+    for (size_t j = 0; min && j < x->n; j++)
+        memcpy(at + 2 * (c->nr + x->first + j), x->row[j].m + i, 2);
+}
+
+static void put_codes(const struct kn_coded *c, uint8_t *panel, const struct codes_form *f,
+                      const struct columns *x)
+{
+    const size_t nr = c->nr, n_groups = CODES_STEP / f->group;
     const struct kn_layout l = kn_layout(f, nr);
-    const size_t n_groups = CODES_STEP / f->group;
     for (size_t s = 0; s < c->k / CODES_STEP; s++) {
         uint8_t *unit = panel + s / l.steps * l.unit;
         uint8_t *step = unit + l.unit_head + s % l.steps * l.step;
-        uint8_t *head = f->super ? unit : step;
-        const int8_t *q = row->q + s * CODES_STEP;
-        memcpy(head + 2 * col, row->d + s / l.steps, 2);
-        if (f->min) memcpy(head + 2 * (nr + col), row->m + s / l.steps, 2);
-        for (size_t g = 0; f->super && g < n_groups; g++) {
-            step[g * nr + col] = (uint8_t)row->s[s * n_groups + g];
-            if (f->min) step[(n_groups + g) * nr + col] = row->t[s * n_groups + g];
-        }
+        put_scales(c, f->super ? unit : step, x, s / l.steps, f->min);
+        for (size_t g = 0; f->super && g < n_groups; g++)
+            for (size_t j = 0; j < x->n; j++) {
+                step[g * nr + x->first + j] = (uint8_t)x->row[j].s[s * n_groups + g];
+                if (f->min)
+                    step[(n_groups + g) * nr + x->first + j] = x->row[j].t[s * n_groups + g];
+            }
+        step += l.step_head;
         if (f->bits == 4)
-            put_nibbles(step + l.step_head, q, f->low, c, col);
+            put_nibbles(c, step, x, s * CODES_STEP, f->low);
         else
             for (size_t i = 0; i < CODES_STEP; i++)
-                step[l.step_head + i * nr + col] = (uint8_t)q[i];
+                for (size_t j = 0; j < x->n; j++)
+                    step[i * nr + x->first + j] = (uint8_t)x->row[j].q[s * CODES_STEP + i];
     }
 }
 
@@ -114,13 +148,19 @@ static void put_16(const struct kn_coded *c, uint8_t *panel, size_t col, const u
         memcpy(panel + 2 * (i * c->nr + col), x + i, sizeof *x);
 }
 
-void kn_coded_fill(struct kn_coded *c, size_t row, const struct codes_row *codes)
+void kn_coded_fill(struct kn_coded *c, size_t row0, size_t n, const struct codes_row *rows)
 {
-    const struct kn_panel *p = &c->panel[row / c->nr];
-    if (p->form.bits == 16)
-        put_16(c, c->data + p->at, row % c->nr, (const void *)codes->q);
-    else if (p->form.bits)
-        put_codes(c, c->data + p->at, row % c->nr, &p->form, codes);
+    ASSERT(c->lanes <= LANES_MAX);
+    for (size_t i = 0, now; i < n; i += now) {
+        const struct kn_panel *p = &c->panel[(row0 + i) / c->nr];
+        const size_t first = (row0 + i) % c->nr, most = c->lanes - first % c->lanes;
+        now = n - i < most ? n - i : most;
+        if (p->form.bits == 16)
+            for (size_t j = 0; j < now; j++)
+                put_16(c, c->data + p->at, first + j, (const void *)rows[i + j].q);
+        else if (p->form.bits)
+            put_codes(c, c->data + p->at, &p->form, &(struct columns){rows + i, now, first});
+    }
 }
 
 void kn_coded_fill_f32(struct kn_coded *c, size_t row, const float *x)

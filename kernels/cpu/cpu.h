@@ -138,7 +138,6 @@ struct kn_mat { /* as struct kn_mat_head */
     void *data;             /* panels */
     struct kn_coded *coded; /* instead of data, or NULL */
     struct kn_int8 *int8;   /* beside coded, or instead of data, or NULL */
-    float *row;             /* [k] while coded is filled */
 };
 
 /* dev.c fills the device's tables from these and its own. */

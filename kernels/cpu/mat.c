@@ -67,7 +67,6 @@ static void mat_destroy(struct kn_mat *w)
 {
     kn_coded_destroy(w->coded);
     kn_int8_destroy(w->int8);
-    mem_free(w->row);
     mem_free(w->data);
     mem_free(w);
 }
@@ -85,7 +84,6 @@ static int mat_create_coded(struct kn_dev *d, const struct kn_part *parts, size_
     *w = (struct kn_mat){.dev = d, .n = n, .k = k, .kind = d->gemm};
     int r = kn_coded_create(d, parts, n_parts, k, &w->coded);
     if (r == 0 && int8) r = kn_int8_create(d, n, k, &w->int8);
-    if (r == 0 && !(w->row = mem_alloc(k * sizeof *w->row))) r = -ENOMEM;
     if (r < 0) {
         mat_destroy(w);
         return r;
@@ -182,15 +180,24 @@ static int mat_fill(struct kn_mat *w, size_t row0, size_t n_rows, const float *r
     return 0;
 }
 
-static int mat_fill_codes(struct kn_mat *w, size_t row, const struct codes_row *c)
+static int mat_fill_codes(struct kn_mat *w, size_t row0, size_t n_rows,
+                          const struct codes_row *rows)
 {
-    if (row >= w->n || w->ready || !w->coded) return -EINVAL;
-    const struct codes_form f = kn_coded_form(w->coded, row);
-    if (f.bits == 0) return -EINVAL;
-    kn_coded_fill(w->coded, row, c);
-    if (!w->int8 && w->coded->panel[row / w->coded->nr].form.bits) return 0;
-    codes_values(&f, c, w->k, w->row);
-    fill_row(w, row, w->row);
+    if (row0 > w->n || n_rows > w->n - row0 || w->ready || !w->coded) return -EINVAL;
+    bool values = w->int8;
+    for (size_t i = row0; i < row0 + n_rows; i++) {
+        if (kn_coded_form(w->coded, i).bits == 0) return -EINVAL;
+        values = values || w->coded->panel[i / w->coded->nr].form.bits == 0;
+    }
+    kn_coded_fill(w->coded, row0, n_rows, rows);
+    float *x = values ? mem_alloc(w->k * sizeof *x) : NULL;
+    if (values && !x) return -ENOMEM;
+    for (size_t i = 0; values && i < n_rows; i++) {
+        const struct codes_form f = kn_coded_form(w->coded, row0 + i);
+        codes_values(&f, &rows[i], w->k, x);
+        fill_row(w, row0 + i, x);
+    }
+    mem_free(x);
     return 0;
 }
 
@@ -198,8 +205,6 @@ static int mat_done(struct kn_mat *w)
 {
     if (w->ready) return -EINVAL;
     if (w->data) fill_padding(w);
-    mem_free(w->row);
-    w->row = NULL;
     w->ready = true;
     return 0;
 }

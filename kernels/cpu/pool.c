@@ -12,22 +12,25 @@
 
 #include <limits.h>
 #include <pthread.h>
+#include <string.h>
 
 enum { SPIN_NS = 60000 }; /* chosen: longer than the gap between two operations of a decode step */
 #define TICKET_CLOSED 0xffffffffull
 
 struct pool {
-    struct kn_dev *dev;
-    _Atomic uint64_t ticket;
+    /* Read for every item. */
+    _Alignas(64) _Atomic uint64_t ticket;
     _Atomic size_t n_items;
     _Atomic(pool_fn) fn;
     _Atomic(void *) arg;
     _Atomic(const atomic_bool *) cancel;
-    atomic_size_t n_done;
     atomic_int error;
-    atomic_bool stop;
-    atomic_int n_sleeping;
-    atomic_bool caller_sleeps;
+    /* Written for every item: apart from what those read who wait for the next. */
+    _Alignas(64) atomic_size_t n_done;
+    /* Seldom. */
+    _Alignas(64) atomic_int n_sleeping;
+    atomic_bool caller_sleeps, stop;
+    struct kn_dev *dev;
     pthread_mutex_t mutex;
     pthread_cond_t work, done; /* both under mutex */
     pthread_t *threads;
@@ -110,8 +113,9 @@ static void *pool_thread(void *arg)
 
 int pool_create(struct kn_dev *d, struct pool **ret_pool)
 {
-    struct pool *p = mem_zalloc(sizeof *p);
+    struct pool *p = mem_aligned(_Alignof(struct pool), sizeof *p);
     if (!p) return -ENOMEM;
+    memset(p, 0, sizeof *p);
     p->dev = d;
     atomic_store(&p->ticket, TICKET_CLOSED);
     pthread_mutex_init(&p->mutex, NULL);

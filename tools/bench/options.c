@@ -9,8 +9,8 @@ static const struct opt_def shared[] = {
     {"json", OPT_STR, NULL, 0, 0, NULL, "write {\"meta\", \"rows\"} to this file"},
     {"model", OPT_STR, NULL, 0, 0, NULL, "GGUF file or Hugging Face folder, or a name on the hub"},
     {"shape", OPT_STR, NULL, 0, 0, NULL,
-     "random weights in the shape of a published model instead: smollm2, mistral-7b, yi-34b, "
-     "llama-70b, qwen3-8b, mixtral-8x7b, qwen3-30b-a3b; NAME:layers=N for fewer"},
+     "random weights in the shape of a published model instead: smollm2, llama-3.2-3b, mistral-7b, "
+     "yi-34b, llama-70b, qwen3-8b, mixtral-8x7b, qwen3-30b-a3b; NAME:layers=N for fewer"},
     {"threads", OPT_INT, "0", 0, 1024, NULL, "compute threads, 0 = all cores"},
     {"dtype", OPT_ENUM, "auto", 0, 0, "auto|f32|bf16",
      "arithmetic; auto never goes below the file's own precision"},

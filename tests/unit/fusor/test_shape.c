@@ -21,10 +21,10 @@ TEST(parameters_are_as_many_as_published)
     static const struct {
         const char *name;
         double n; /* the model's page on huggingface.co, from its files */
-    } known[] = {{"smollm2", 134515008},        {"mistral-7b", 7241732096},
-                 {"yi-34b", 34388917248},       {"llama-70b", 70553706496},
-                 {"qwen3-8b", 8190735360},      {"mixtral-8x7b", 46702792704},
-                 {"qwen3-30b-a3b", 30532122624}};
+    } known[] = {{"smollm2", 134515008},        {"llama-3.2-3b", 3212749824},
+                 {"mistral-7b", 7241732096},    {"yi-34b", 34388917248},
+                 {"llama-70b", 70553706496},    {"qwen3-8b", 8190735360},
+                 {"mixtral-8x7b", 46702792704}, {"qwen3-30b-a3b", 30532122624}};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         char path[64];
         (void)snprintf(path, sizeof path, SHAPE_PREFIX "%s", known[i].name);
@@ -42,8 +42,9 @@ TEST(parameters_are_as_many_as_published)
     struct model_cfg c;
     struct err err = {0};
     ASSERT_ERR(shape_parse("none", &c, &err), -EINVAL);
-    ASSERT_TRUE(strstr(err.msg, "(known: smollm2, mistral-7b, yi-34b, llama-70b, qwen3-8b, "
-                                "mixtral-8x7b, qwen3-30b-a3b;"));
+    ASSERT_TRUE(strstr(err.msg,
+                       "(known: smollm2, llama-3.2-3b, mistral-7b, yi-34b, llama-70b, qwen3-8b, "
+                       "mixtral-8x7b, qwen3-30b-a3b;"));
 }
 
 TEST(names_and_settings_are_checked)

@@ -272,6 +272,10 @@ void model_drop_pages(const struct model *m)
 {
 }
 
+void model_read_ahead(const struct model *m, unsigned layer)
+{
+}
+
 struct model_rope model_rope_for(const struct model_rope *r, unsigned ctx)
 {
     return *r;

@@ -60,30 +60,41 @@ static void row_drop(struct row *r)
     free(r->q), free(r->d), free(r->m), free(r->s), free(r->t);
 }
 
-/* The same rows twice: as the parts say and as f32. */
+/* The same rows twice: as the parts say, some at a time, and as f32. */
 static void fill_both(const struct kn_part *parts, size_t n_parts, size_t k, uint64_t seed,
                       struct kn_mat *coded, struct kn_mat *plain)
 {
-    struct row r = row_make(k);
+    enum { MOST = 37 }; /* more than a panel's columns */
+    struct row r[MOST];
+    struct codes_row c[MOST];
     float *x = malloc(k * sizeof *x);
+    for (size_t i = 0; i < MOST; i++) {
+        r[i] = row_make(k);
+        c[i] = (struct codes_row){r[i].q, r[i].d, r[i].m, r[i].s, r[i].t};
+    }
     for (size_t p = 0, row = 0; p < n_parts; p++)
-        for (size_t i = 0; i < parts[p].n; i++, row++) {
+        for (size_t i = 0, now; i < parts[p].n; i += now, row += now) {
             const struct codes_form *f = &parts[p].form;
-            const struct codes_row c = {r.q, r.d, r.m, r.s, r.t};
-            random_row(f, k, &seed, &r);
-            if (f->bits == 0) {
-                for (size_t j = 0; j < k; j++)
-                    x[j] = (float)(int)(test_rand(&seed) >> 40) * 0x1p-23f - 1;
-                ASSERT_OK(kn_mat_fill(coded, row, 1, x));
-            } else {
-                codes_values(f, &c, k, x);
-                ASSERT_OK(kn_mat_fill_codes(coded, row, &c));
+            now = f->bits ? 1 + test_rand(&seed) % MOST : 1;
+            if (now > parts[p].n - i) now = parts[p].n - i;
+            for (size_t g = 0; g < now; g++) {
+                random_row(f, k, &seed, &r[g]);
+                if (f->bits)
+                    codes_values(f, &c[g], k, x);
+                else
+                    for (size_t j = 0; j < k; j++)
+                        x[j] = (float)(int)(test_rand(&seed) >> 40) * 0x1p-23f - 1;
+                ASSERT_OK(kn_mat_fill(plain, row + g, 1, x));
             }
-            ASSERT_OK(kn_mat_fill(plain, row, 1, x));
+            if (f->bits)
+                ASSERT_OK(kn_mat_fill_codes(coded, row, now, c));
+            else
+                ASSERT_OK(kn_mat_fill(coded, row, 1, x));
         }
     ASSERT_OK(kn_mat_done(coded));
     ASSERT_OK(kn_mat_done(plain));
-    row_drop(&r);
+    for (size_t i = 0; i < MOST; i++)
+        row_drop(&r[i]);
     free(x);
 }
 
@@ -325,12 +336,12 @@ TEST(what_fits_no_form_is_refused)
     const struct kn_part parts[] = {{8, forms[1]}, {8, {0}}};
     ASSERT_OK(kn_mat_create_coded(d, parts, 2, 256, false, &w));
     ASSERT_ERR(kn_mat_fill(w, 0, 1, x), -EINVAL);
-    ASSERT_ERR(kn_mat_fill_codes(w, 8, &c), -EINVAL);
-    ASSERT_ERR(kn_mat_fill_codes(w, 16, &c), -EINVAL);
-    ASSERT_OK(kn_mat_fill_codes(w, 7, &c));
+    ASSERT_ERR(kn_mat_fill_codes(w, 8, 1, &c), -EINVAL);
+    ASSERT_ERR(kn_mat_fill_codes(w, 16, 1, &c), -EINVAL);
+    ASSERT_OK(kn_mat_fill_codes(w, 7, 1, &c));
     ASSERT_OK(kn_mat_fill(w, 8, 8, x));
     ASSERT_OK(kn_mat_done(w));
-    ASSERT_ERR(kn_mat_fill_codes(w, 7, &c), -EINVAL);
+    ASSERT_ERR(kn_mat_fill_codes(w, 7, 1, &c), -EINVAL);
     kn_mat_destroy(w);
     kn_dev_destroy(d);
     row_drop(&r);

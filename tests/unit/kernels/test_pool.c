@@ -2,6 +2,7 @@
 #include "tests/unit/kernels/kern.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <stdatomic.h>
 
 struct cover {
@@ -60,6 +61,34 @@ TEST(many_jobs_in_a_row)
         ASSERT_EQ(atomic_load(&c->hits[i]), 20000);
     free(c);
     kn_dev_destroy(d);
+}
+
+struct held {
+    atomic_bool any;
+    atomic_size_t n_done;
+};
+
+/* Whoever comes first is through when all other rows are. */
+static int held_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
+{
+    struct held *h = arg;
+    if (!atomic_exchange(&h->any, true))
+        while (atomic_load(&h->n_done) + n < 3000)
+            (void)sched_yield();
+    atomic_fetch_add(&h->n_done, n);
+    return 0;
+}
+
+TEST(others_take_what_a_slow_thread_does_not)
+{
+    for (unsigned threads = 2; threads <= 16; threads *= 2) {
+        struct kn_dev *d = kern_dev(0, threads, NULL);
+        struct held h = {0}, u = {0};
+        ASSERT_OK(kn_rows(d, 3000, NULL, held_rows, &h));
+        ASSERT_OK(kn_rows_uneven(d, 3000, NULL, held_rows, &u));
+        ASSERT_EQ(atomic_load(&h.n_done) + atomic_load(&u.n_done), 6000);
+        kn_dev_destroy(d);
+    }
 }
 
 TEST(the_first_error_is_returned)

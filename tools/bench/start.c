@@ -1,0 +1,184 @@
+/* kvblend-bench start: what opening a model's file costs beside reading it.
+ *
+ * Every round reads the file and starts a process that opens it, packs its weights and runs the
+ * self-test, first with the file out of the system's cache (posix_fadvise), then with it in there.
+ * A process of its own, so that its memory is the model's: what is resident at the end, and the
+ * most that ever was. The cache's clean pages can be had back any time; pages of the file that are
+ * mapped are counted as the process's. */
+#include "tools/bench/child.h"
+#include "tools/bench/device.h"
+
+#include "base/clock.h"
+#include "base/mem.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { COLD, WARM, STATES };
+enum { PIECE = 1 << 20, REPS_MAX = 1000 };
+
+/* What the child says of itself: seconds; bytes. */
+struct started {
+    double open_s, test_s, own, file, most;
+};
+struct start {
+    const char *path;
+    const struct opts *opts;
+    size_t n; /* rounds that are done */
+    struct {
+        double read_s[REPS_MAX], open_s[REPS_MAX], share[REPS_MAX], test_s[REPS_MAX];
+        struct started last;
+    } of[STATES];
+};
+
+static double now_s(void)
+{
+    return (double)clock_ns() * 1e-9;
+}
+
+/* A line of /proc/self/status in bytes; 0: there is none. */
+static double status_bytes(const char *name)
+{
+    char line[128];
+    double kib = 0;
+    FILE *f = fopen("/proc/self/status", "re");
+    while (f && fgets(line, sizeof line, f))
+        if (strncmp(line, name, strlen(name)) == 0) kib = strtod(line + strlen(name), NULL);
+    if (f) (void)fclose(f);
+    return kib * 1024;
+}
+
+static int open_once(const struct start *s, struct started *ret, struct err *err)
+{
+    struct fus_core_opts o = {.dev = bench_device_opts(s->opts),
+                              .ctx_max = (unsigned)opt_int(s->opts, "ctx")};
+    struct model *m = NULL;
+    struct fus_core *c = NULL;
+    const double t0 = now_s();
+    int r = model_open(s->path, &m, err);
+    if (r < 0) return r;
+    o.dev.allow_bf16 = model_config(m)->file_bf16_or_less;
+    r = fus_core_create(m, &o, &c, err);
+    ret->open_s = now_s() - t0;
+    ret->own = status_bytes("RssAnon:");
+    ret->file = status_bytes("RssFile:");
+    ret->most = status_bytes("VmHWM:");
+    if (r == 0) r = fus_core_self_test(c, err);
+    ret->test_s = now_s() - t0 - ret->open_s;
+    fus_core_destroy(c);
+    model_close(m);
+    return r;
+}
+
+static int in_child(const struct start *s, struct started *ret, struct err *err)
+{
+    int way[2], status = 0;
+    if (pipe2(way, O_CLOEXEC) < 0) return -errno;
+    const pid_t pid = child_fork(-1);
+    if (pid == 0) {
+        struct err e = {0};
+        const int r = open_once(s, ret, &e);
+        if (r < 0) (void)fprintf(stderr, "kvblend-bench: %s\n", e.msg);
+        _exit(r == 0 && write(way[1], ret, sizeof *ret) == (ssize_t)sizeof *ret ? 0 : 1);
+    }
+    (void)close(way[1]);
+    const bool whole = pid > 0 && read(way[0], ret, sizeof *ret) == (ssize_t)sizeof *ret;
+    (void)close(way[0]);
+    if (pid > 0) (void)waitpid(pid, &status, 0);
+    return whole && status == 0 ? 0 : err_set(err, -EIO, "the model could not be started");
+}
+
+/* From one end to the other; out of the cache first where it is to be cold. */
+static int read_file(const struct start *s, int state, double *ret_s, struct err *err)
+{
+    const int fd = open(s->path, O_RDONLY | O_CLOEXEC);
+    char *piece = mem_alloc(PIECE);
+    ssize_t n = fd < 0 || !piece ? -1 : 1;
+    if (n > 0 && state == COLD) (void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    const double t0 = now_s();
+    while (n > 0)
+        n = read(fd, piece, PIECE);
+    *ret_s = now_s() - t0;
+    if (n == 0 && state == COLD) (void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    mem_free(piece);
+    if (fd >= 0) (void)close(fd);
+    return n == 0 ? 0 : err_set(err, -EIO, "%s: cannot be read", s->path);
+}
+
+static int one_round(struct start *s, struct err *err)
+{
+    int r = 0;
+    for (int i = 0; r == 0 && i < STATES; i++) {
+        r = read_file(s, i, &s->of[i].read_s[s->n], err);
+        if (r == 0) r = in_child(s, &s->of[i].last, err);
+        s->of[i].open_s[s->n] = s->of[i].last.open_s;
+        s->of[i].test_s[s->n] = s->of[i].last.test_s;
+        s->of[i].share[s->n] = s->of[i].last.open_s / s->of[i].read_s[s->n];
+    }
+    return r;
+}
+
+static const struct bench_column columns[] = {
+    {"file is", "state", -8, 0},     {"read s", "read_s", 8, 2},     {"open s", "open_s", 8, 2},
+    {"of read", "open_share", 8, 2}, {"test s", "test_s", 8, 2},     {"own MiB", "own_mib", 9, 0},
+    {"file MiB", "file_mib", 9, 0},  {"most MiB", "most_mib", 9, 0}, {0}};
+
+static void report_start(struct start *s, json_t *rows)
+{
+    static const char *const names[] = {"cold", "cached"};
+    const double MiB = 1 << 20;
+    bench_print_head(columns);
+    for (int i = 0; i < STATES; i++) {
+        const struct started *last = &s->of[i].last;
+        json_t *row =
+            json_pack("{s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "state", names[i], "read_s",
+                      bench_quantile(s->of[i].read_s, s->n, 0.5), "open_s",
+                      bench_quantile(s->of[i].open_s, s->n, 0.5), "open_share",
+                      bench_quantile(s->of[i].share, s->n, 0.5), "test_s",
+                      bench_quantile(s->of[i].test_s, s->n, 0.5), "own_mib", last->own / MiB,
+                      "file_mib", last->file / MiB, "most_mib", last->most / MiB);
+        json_array_append_new(rows, row);
+        bench_print_row(columns, row);
+    }
+}
+
+static int run_start(const struct opts *opts, struct err *err)
+{
+    struct start *s = mem_zalloc(sizeof *s);
+    struct stat st;
+    json_t *meta = bench_meta(), *rows = json_array();
+    const char *path = opt_given(opts, "model") ? opt_str(opts, "model") : "";
+    const size_t reps = (size_t)opt_int(opts, "reps");
+    int r = s ? 0 : -ENOMEM;
+    if (r == 0 && (stat(path, &st) < 0 || !S_ISREG(st.st_mode)))
+        r = err_set(err, -EINVAL, "--model has to be a file");
+    if (r == 0) {
+        s->path = path;
+        s->opts = opts;
+    }
+    bench_stop_watch();
+    for (; r == 0 && s->n < reps && !bench_stopped(); s->n += r == 0) {
+        r = one_round(s, err);
+        bench_progress("round", s->n + 1, reps);
+    }
+    if (r == 0) {
+        report_start(s, rows);
+        json_object_set_new(meta, "file_bytes", json_integer((json_int_t)st.st_size));
+        r = bench_write_json(opts, meta, rows, err);
+    }
+    json_decref(meta);
+    json_decref(rows);
+    mem_free(s);
+    return r;
+}
+
+const struct bench_sub bench_start = {.name = "start",
+                                      .about =
+                                          "opening a model's file beside reading it: time, memory",
+                                      .shared = BENCH_DEVICE_OPTIONS "model ctx reps",
+                                      .run = run_start};
