@@ -30,7 +30,8 @@ struct tier_nvme_opts {
     /* Power of two; 0 = what the file has, and for a new one the capacity / 64 rounded down to a
      * power of two, at least 16 MiB (but 8 extents) and at most 1 GiB. */
     uint64_t extent_bytes;
-    uint64_t record_bytes_usual; /* an automatic extent holds four of these; 0 = unknown */
+    /* An automatic extent holds four of these, or one if it takes half of the file; 0 = unknown. */
+    uint64_t record_bytes_usual;
     enum evict_policy policy;
     /* 0 = the size of the drive (of the file system that holds the file) a day. */
     uint64_t write_bytes_per_day;

@@ -108,7 +108,10 @@ uint64_t nvme_extent_auto(uint64_t capacity_bytes, uint64_t record_bytes_usual)
 {
     uint64_t data = capacity_bytes > NVME_DATA_OFF ? capacity_bytes - NVME_DATA_OFF : 0;
     if (data / 8 < NVME_PAGE) return NVME_PAGE;
-    uint64_t most = UINT64_C(1) << log2_floor(data / 8), low = 16u << 20, e = NVME_PAGE;
+    uint64_t most = UINT64_C(1) << log2_floor(data / 8), low = 16u << 20, e = NVME_PAGE, fits = e;
+    while (fits < record_bytes_usual && fits <= data / 2)
+        fits *= 2;
+    if (fits > most && fits <= data / 2) most = fits;
     if (capacity_bytes / 64 >= NVME_PAGE) e = UINT64_C(1) << log2_floor(capacity_bytes / 64);
     while (low < 4 * record_bytes_usual && low < most)
         low *= 2;

@@ -92,6 +92,36 @@ TEST(round_trip_and_reopen)
     nvme_file_remove(&f);
 }
 
+/* 512 tokens of 31 layers in 16 bits: 62 MiB a record, extents as a worker has them. */
+TEST(chunks_of_a_7b_model)
+{
+    const struct kit_geometry g = {.L = 32, .G = 8, .K = 128, .n_tokens = 512};
+    struct nvme_file f;
+    struct kit_rec r;
+    nvme_file_make(&f);
+    kit_blank(&r, 1, "", g);
+    struct tier_nvme_opts o = nvme_opts(&f, 300 << 20);
+    o.record_bytes_usual = r.layout.record_bytes;
+    ASSERT_TRUE(o.record_bytes_usual > 62 << 20);
+    kit_free(&r);
+    o.extent_bytes = nvme_extent_auto(o.capacity_bytes, o.record_bytes_usual);
+    const uint64_t room = slots_of(&o, g);
+    ASSERT_TRUE(room >= 2);
+    o.extent_bytes = 0;
+    struct tier *t = nvme_tier(&o);
+    for (uint64_t id = 1; id <= room + 1; id++) /* the first makes way */
+        ASSERT_OK(nvme_put(t, id, "a", g));
+    t->ops->destroy(t);
+    t = nvme_tier(&o);
+    ASSERT_EQ(nvme_find(t, 1, "a", g), 0);
+    for (uint64_t id = room; id <= room + 1; id++)
+        ASSERT_OK(nvme_check(t, id, "a", g));
+    ASSERT_EQ(nvme_stat(t).corrupt + nvme_stat(t).errors, 0);
+    nvme_assert_exact(t, f.path);
+    t->ops->destroy(t);
+    nvme_file_remove(&f);
+}
+
 TEST(file_never_grows)
 {
     struct nvme_file f;

@@ -162,8 +162,12 @@ TEST(extent_size)
     ASSERT_EQ(nvme_extent_auto(100 * M, 0), 8 * M);       /* at least eight */
     ASSERT_EQ(nvme_extent_auto(1 * G, 900 * M), 64 * M);  /* the same */
     ASSERT_EQ(nvme_extent_auto(64 * 1024 * G, 0), 4 * G); /* the table is full */
-    for (uint64_t c = M; c < 1024 * G; c = c * 5 / 4)
-        ASSERT_TRUE((c - NVME_DATA_OFF) / nvme_extent_auto(c, 40 * M) >= 8);
+    ASSERT_EQ(nvme_extent_auto(1 * G, 65 * M), 128 * M);  /* but one has to fit */
+    for (uint64_t c = M; c < 1024 * G; c = c * 5 / 4) {
+        const uint64_t e = nvme_extent_auto(c, 40 * M), n = (c - NVME_DATA_OFF) / e;
+        ASSERT_TRUE(n >= 8 || (n >= 2 && e == 64 * M));
+        ASSERT_TRUE(e >= 40 * M || c < 2 * 64 * M + NVME_DATA_OFF);
+    }
 }
 
 static struct tier_key key(uint64_t i)
