@@ -81,7 +81,7 @@ int kn_dtype_parse(const char *name, int dflt)
     return named(dtype_names, DTYPES, name, dflt);
 }
 
-static const char *const weight_names[] = {"auto", "bf16", "fp8", "int8"};
+static const char *const weight_names[] = {"auto", "bf16", "fp8", "int8", "file"};
 enum { WEIGHTS = sizeof weight_names / sizeof *weight_names };
 
 const char *kn_weights_name(enum kn_weights w)
@@ -198,14 +198,13 @@ int kn_mat_create_coded(struct kn_dev *d, const struct kn_part *parts, size_t n_
         n_codes += parts[i].form.bits ? parts[i].n : 0;
     }
     if (n == 0 || k == 0) return -EINVAL;
-    if (n_codes == 0 || !ops->create_coded) return -ENOTSUP;
+    if (n_codes == 0) return -ENOTSUP;
     return ops->create_coded(d, parts, n_parts, k, full, ret_mat);
 }
 
 int kn_mat_fill_codes(struct kn_mat *w, size_t row0, size_t n_rows, const struct codes_row *rows)
 {
-    const struct kn_mat_ops *ops = mat_ops(w)->mat;
-    return ops->fill_codes ? ops->fill_codes(w, row0, n_rows, rows) : -ENOTSUP;
+    return mat_ops(w)->mat->fill_codes(w, row0, n_rows, rows);
 }
 
 int kn_mat_rows(struct kn_mat *w, size_t row0, size_t n, struct kn_mat **ret_mat)

@@ -44,9 +44,16 @@ enum kn_isa { KN_ISA_PORTABLE, KN_ISA_AVX2, KN_ISA_AVX512, KN_ISA_AVX512_BF16, K
 enum kn_arith { KN_ARITH_AUTO, KN_ARITH_F32, KN_ARITH_BF16 }; /* GEMM arithmetic (--dtype) */
 /* Weights (--weights). AUTO: as the arithmetic. 8 bits: int8, or e4m3 on a GPU, with one scale a
  * row of the weight; rows of the other operand are rounded to the same type, with a scale each. On
- * the CPU either has one for each block of k. */
-enum kn_weights { KN_WEIGHTS_AUTO, KN_WEIGHTS_BF16, KN_WEIGHTS_FP8, KN_WEIGHTS_INT8 };
-const char *kn_weights_name(enum kn_weights w);   /* "auto", "bf16", "fp8", "int8" */
+ * the CPU either has one for each block of k. FILE: in the form of the file where it has codes (see
+ * kn_mat_create_coded()), which the CPU does in any case. */
+enum kn_weights {
+    KN_WEIGHTS_AUTO,
+    KN_WEIGHTS_BF16,
+    KN_WEIGHTS_FP8,
+    KN_WEIGHTS_INT8,
+    KN_WEIGHTS_FILE
+};
+const char *kn_weights_name(enum kn_weights w);   /* "auto", "bf16", "fp8", "int8", "file" */
 int kn_weights_parse(const char *name, int dflt); /* dflt: no such name */
 const char *kn_dtype_name(enum kn_dtype t);       /* "f32", "f16", "bf16", "q8" */
 int kn_dtype_parse(const char *name, int dflt);   /* dflt: no such name */
@@ -163,7 +170,8 @@ int kn_mat_random(struct kn_mat *w, size_t row0, size_t n_rows, const struct rng
  * less to read for few rows. Where gemm_invariant, products are those of the same values
  * filled in as f32, bit for bit. Rows of a part without a form come by kn_mat_fill(), the others
  * by kn_mat_fill_codes(), sixteen and more at a time at best. On the CPU several threads may fill
- * rows, each its own. -ENOTSUP: this device keeps weights its own way only. */
+ * rows, each its own. -ENOTSUP: this device keeps weights its own way only, which a GPU does unless
+ * it was opened with KN_WEIGHTS_FILE, and then with what has parts without codes or is `full`. */
 struct kn_part {
     size_t n;
     struct codes_form form;

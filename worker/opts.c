@@ -148,9 +148,9 @@ static void take_options(struct wk_opts *r, struct opts *o)
                                    .service = "kvblend-worker",
                                    .sample = opt_double(o, "traces-sample")};
     r->traces.header = opt_list(o, "traces-headers", &r->traces.n_headers);
-    r->arith = strcmp(dt, "f32") == 0    ? KN_ARITH_F32
-               : strcmp(dt, "auto") == 0 ? KN_ARITH_AUTO
-                                         : KN_ARITH_BF16;
+    r->arith = strcmp(dt, "f32") == 0                               ? KN_ARITH_F32
+               : strcmp(dt, "auto") == 0 || strcmp(dt, "file") == 0 ? KN_ARITH_AUTO
+                                                                    : KN_ARITH_BF16;
     r->embed = (enum enc_pool)enc_pool_parse(opt_str(o, "embed"), ENC_POOL_AUTO);
     r->weights = (enum kn_weights)kn_weights_parse(dt, KN_WEIGHTS_AUTO);
     r->kv_dtype = kn_dtype_parse(kv, -1);

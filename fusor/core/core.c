@@ -114,6 +114,7 @@ static int pack_span(struct packer *p, const struct span *s, struct kn_mat *to, 
     const int r = model_random(p->c->model, s->w, s->layer, &field)
                       ? kn_mat_random(to, at, s->n, &field)
                   : kn_info(p->c->dev)->is_host ? kn_rows(p->c->dev, s->n, NULL, pack_block, &j)
+                  : coded                       ? pack_codes(&j, 0, s->n)
                                                 : pack_values(&j, 0, s->n, p->rows, p->cap);
     packed(p, (double)(s->n * model_w_cols(p->c->model, s->w)));
     return r;
@@ -121,6 +122,13 @@ static int pack_span(struct packer *p, const struct span *s, struct kn_mat *to, 
 
 enum { JOINED_MAX = 3 };
 typedef int (*create_fn)(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret);
+
+/* A GPU's mixtures want their experts in its own way. */
+static bool may_be_coded(const struct packer *p, create_fn create, enum model_w w)
+{
+    const bool expert = w >= MODEL_EXPERT_GATE && w <= MODEL_EXPERT_DOWN;
+    return create != kn_mat_create_f32 && (!expert || kn_info(p->c->dev)->is_host);
+}
 
 /* Spans, one below the other, become one matrix: in the file's form where the device keeps such. */
 static int pack_spans(struct packer *p, create_fn create, const struct span *s, size_t n_s,
@@ -136,9 +144,10 @@ static int pack_spans(struct packer *p, create_fn create, const struct span *s, 
         part[i] = (struct kn_part){s[i].n, model_form(m, s[i].w, s[i].layer)};
         n += part[i].n;
     }
-    int r = create == kn_mat_create_f32
-                ? -ENOTSUP
-                : kn_mat_create_coded(p->c->dev, part, n_s, k, create == kn_mat_create_full, ret);
+    const bool full = create == kn_mat_create_full;
+    int r = may_be_coded(p, create, s[0].w)
+                ? kn_mat_create_coded(p->c->dev, part, n_s, k, full, ret)
+                : -ENOTSUP;
     const bool coded = r == 0;
     if (r == -ENOTSUP) r = create(p->c->dev, n, k, ret);
     for (size_t i = 0, at = 0; r == 0 && i < n_s; at += part[i++].n)
@@ -376,6 +385,13 @@ static int load_weights(struct fus_core *c, const struct fus_core_opts *o)
     model_drop_pages(c->model);
     mem_free(p.rows);
     return r;
+}
+
+/* A GPU makes 16 bits of what the file has in fewer, unless it is told not to. */
+static bool is_larger_than_file(const struct fus_core *c, const struct kn_dev_opts *o)
+{
+    const unsigned bits = model_form(c->model, MODEL_O, 0).bits;
+    return !kn_info(c->dev)->is_host && o->weights != KN_WEIGHTS_FILE && (bits == 4 || bits == 8);
 }
 
 static int open_device(struct fus_core *c, const struct kn_dev_opts *opts, struct err *err)
@@ -653,7 +669,10 @@ int fus_core_create(const struct model *m, const struct fus_core_opts *o, struct
     r = make_ropes(c);
     if (r == 0) r = load_weights(c, o);
     if (r < 0) {
-        (void)err_set(err, r, "loading the weights failed (%s)", err_name(r));
+        (void)err_set(err, r, "loading the weights failed (%s)%s", err_name(r),
+                      r == -ENOMEM && is_larger_than_file(c, &o->dev)
+                          ? ": --dtype file keeps the layers' in the file's own 4 to 8 bits"
+                          : "");
         goto fail;
     }
     r = make_stage(c);

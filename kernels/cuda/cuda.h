@@ -15,12 +15,14 @@
 #define KN_LAUNCH(kernel, grid, block, smem, stream, ...)                                          \
     kernel<<<grid, block, smem, stream>>>(__VA_ARGS__)
 #define CU_UNROLL _Pragma("unroll")
+#define CU_ROLLED _Pragma("unroll 1")
 #define KN_DYNAMIC_SHARED(type, name)                                                              \
     extern __shared__ __align__(128) char kn_dynamic_shared[];                                     \
     type *name = reinterpret_cast<type *>(kn_dynamic_shared)
 #else
 #include "hostcuda.h"
 #define CU_UNROLL
+#define CU_ROLLED
 #endif
 
 extern "C" {

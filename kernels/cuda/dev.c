@@ -9,6 +9,7 @@
 
 #include "base/assert.h"
 #include "base/mem.h"
+#include "kernels/cuda/coded.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/mem.h"
 #include "kernels/cuda/moe.h"
@@ -26,6 +27,7 @@ enum {
     SLOT_ROWS,             /* a gather in place */
     SLOT_PRODUCT,          /* sums that are scaled behind a product */
     SLOT_MOE,              /* all that a mixture of experts works with */
+    SLOT_VALUES,           /* a weight's values in bf16, of one in the file's form */
     SLOTS_ALL
 };
 
@@ -62,6 +64,7 @@ struct kn_dev {
     struct gpu gpu; /* its number, for mem.h */
     bool bf16;
     enum cu_type weights; /* of layers' weights */
+    bool keeps_codes;     /* where the file has some, layers' weights are those */
     char *cache_dir;
     bool deferring, pipelining;
     struct gpu_event *mark[2]; /* events behind pipelined runs, in turns */
@@ -83,9 +86,10 @@ struct kn_mat { /* as struct kn_mat_head */
     struct kn_dev *dev;
     size_t n, k;
     bool inner;
-    enum cu_type type;
-    char *block;       /* a side */
-    struct kn_mat *of; /* not NULL: rows of this one, from row0 on */
+    enum cu_type type;      /* of the other side, too */
+    char *block;            /* a side, or codes */
+    struct cu_codes *codes; /* NULL: they are a side; the owner's where `of` is not NULL */
+    struct kn_mat *of;      /* not NULL: rows of this one, from row0 on */
     size_t row0;
     bool ready;
     /* Of a router: where its experts' weights are, [n], for kernels, and what they last were told;
@@ -181,11 +185,11 @@ static int mem_copy(struct kn_dev *d, void *dst, const void *src, size_t bytes)
     return r < 0 ? r : cu_sync(d->cu);
 }
 
-static void *scratch(struct kn_stream *st, unsigned slot, size_t size_bytes)
+/* want: how much there shall be where there is less than size_bytes. */
+static void *scratch_of(struct kn_stream *st, unsigned slot, size_t size_bytes, size_t want)
 {
     if (slot < KN_SLOTS) st->operand[slot].at = NULL;
     if (st->slot_size[slot] < size_bytes || !st->slot[slot]) {
-        const size_t want = size_bytes + size_bytes / 4;
         if (st->dev->replay.recording) return NULL; /* the next run that is not has room for it */
         void *p = want >= size_bytes ? take_memory(st->dev, KN_MEM_DEVICE, want + 64) : NULL;
         if (!p) return NULL;
@@ -198,6 +202,11 @@ static void *scratch(struct kn_stream *st, unsigned slot, size_t size_bytes)
         st->slot_size[slot] = want;
     }
     return st->slot[slot];
+}
+
+static void *scratch(struct kn_stream *st, unsigned slot, size_t size_bytes)
+{
+    return scratch_of(st, slot, size_bytes, size_bytes + size_bytes / 4);
 }
 
 static float *operand(struct kn_stream *st, unsigned slot, size_t m, const struct kn_mat *w)
@@ -302,6 +311,7 @@ static const char *gemm_name(const struct kn_dev *d)
 {
     return d->weights == CU_FP8    ? "cublaslt-fp8"
            : d->weights == CU_INT8 ? "cublaslt-int8"
+           : d->keeps_codes        ? "cublaslt-bf16-codes"
            : d->bf16               ? "cublaslt-bf16"
                                    : "cublaslt-f32";
 }
@@ -324,15 +334,16 @@ static int tune(struct kn_dev *d, const struct kn_tuning *how)
 
 /* ---- weights ---- */
 
+/* codes: NULL or what it shall be of, which it owns if this succeeds. */
 static int create_mat(struct kn_dev *d, enum cu_type type, size_t n, size_t k,
-                      struct kn_mat **ret_mat)
+                      struct cu_codes *codes, struct kn_mat **ret_mat)
 {
     size_t bytes;
     if (!size_mul(n + CU_ROWS_UNIT, k, &bytes) || !size_mul(bytes, 8, &bytes)) return -ENOMEM;
     struct kn_mat *w = mem_zalloc(sizeof *w);
     if (!w) return -ENOMEM;
-    *w = (struct kn_mat){.dev = d, .n = n, .k = k, .type = type};
-    w->block = alloc_block(d, KN_MEM_DEVICE, cu_side_bytes(type, n, k));
+    *w = (struct kn_mat){.dev = d, .n = n, .k = k, .type = type, .codes = codes};
+    w->block = alloc_block(d, KN_MEM_DEVICE, codes ? codes->bytes : cu_side_bytes(type, n, k));
     if (!w->block) {
         mem_free(w);
         return -ENOMEM;
@@ -343,17 +354,39 @@ static int create_mat(struct kn_dev *d, enum cu_type type, size_t n, size_t k,
 
 static int mat_create(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat)
 {
-    return create_mat(d, d->weights, n, k, ret_mat);
+    return create_mat(d, d->weights, n, k, NULL, ret_mat);
 }
 
 static int mat_create_full(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat)
 {
-    return create_mat(d, d->bf16 ? CU_BF16 : CU_F32, n, k, ret_mat);
+    return create_mat(d, d->bf16 ? CU_BF16 : CU_F32, n, k, NULL, ret_mat);
 }
 
 static int mat_create_f32(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat)
 {
-    return create_mat(d, CU_F32, n, k, ret_mat);
+    return create_mat(d, CU_F32, n, k, NULL, ret_mat);
+}
+
+/* With it comes room for the values of the widest: what requests must not ask for later. */
+static int mat_create_coded(struct kn_dev *d, const struct kn_part *parts, size_t n_parts, size_t k,
+                            bool full, struct kn_mat **ret_mat)
+{
+    struct cu_codes *codes = NULL;
+    size_t n = 0;
+    if (!d->keeps_codes || full) return -ENOTSUP; /* full: rows that kn_embed() may read */
+    for (size_t i = 0; i < n_parts; i++)
+        n += parts[i].n;
+    int r = cu_codes_create(parts, n_parts, k, &codes);
+    if (r < 0) return r;
+    cu_use(d->cu);
+    const size_t values = cu_side_bytes(CU_BF16, n, k);
+    if (!scratch_of(&d->stream, SLOT_VALUES, values, values)) r = -ENOMEM;
+    if (r == 0) r = create_mat(d, CU_BF16, n, k, codes, ret_mat);
+    if (r < 0)
+        cu_codes_destroy(codes);
+    else
+        cu_codes_place(codes, (*ret_mat)->block);
+    return r;
 }
 
 static struct cu_side side_of(const struct kn_mat *w)
@@ -423,7 +456,7 @@ static int mat_fill(struct kn_mat *w, size_t row0, size_t n_rows, const float *r
     const size_t bytes = n_rows * w->k * sizeof *rows;
     const bool as_is = w->type == CU_F32;
     cu_use(d->cu);
-    if (row0 > w->n || n_rows > w->n - row0 || w->ready) return -EINVAL;
+    if (row0 > w->n || n_rows > w->n - row0 || w->ready || w->codes) return -EINVAL;
     if (n_rows == 0) return 0;
     char *to = as_is ? rows_at(w, row0) : scratch(&d->stream, SLOT_STAGE, bytes);
     int r = to ? feed(d, to, (const char *)rows, bytes) : -ENOMEM;
@@ -435,7 +468,7 @@ static int mat_random(struct kn_mat *w, size_t row0, size_t n_rows, const struct
     enum { SLICE = 4 << 20 }; /* chosen: launches cost little beside 4 Mi values */
     struct kn_dev *d = w->dev;
     const size_t most = SLICE / w->k + 1;
-    int r = w->ready ? -EINVAL : 0;
+    int r = w->ready || w->codes ? -EINVAL : 0;
     cu_use(d->cu);
     for (size_t at = 0, n; r == 0 && at < n_rows; at += n) {
         n = n_rows - at < most ? n_rows - at : most;
@@ -447,21 +480,38 @@ static int mat_random(struct kn_mat *w, size_t row0, size_t n_rows, const struct
     return r;
 }
 
+static int mat_fill_codes(struct kn_mat *w, size_t row0, size_t n_rows,
+                          const struct codes_row *rows)
+{
+    int r = w->codes && !w->ready ? 0 : -EINVAL;
+    for (size_t i = 0; r == 0 && i < n_rows; i++)
+        r = cu_codes_put(w->codes, row0 + i, &rows[i]);
+    return r;
+}
+
 static int mat_done(struct kn_mat *w)
 {
+    int r = 0;
     if (w->ready) return -EINVAL;
+    cu_use(w->dev->cu);
+    if (w->codes) r = feed(w->dev, w->block, w->codes->filling, w->codes->bytes);
+    if (r < 0) return r;
+    if (w->codes) cu_codes_filled(w->codes);
     w->ready = true;
     return cu_sync(w->dev->cu);
 }
 
+/* Of rows of another weight the share. */
 static size_t mat_bytes(const struct kn_mat *w)
 {
-    return cu_side_bytes(w->type, w->n, w->k);
+    if (!w->codes) return cu_side_bytes(w->type, w->n, w->k);
+    return w->of ? w->codes->bytes / w->of->n * w->n : w->codes->bytes;
 }
 
 static void mat_destroy(struct kn_mat *w)
 {
     if (!w->of) free_block(w->dev, w->block);
+    if (!w->of) cu_codes_destroy(w->codes);
     if (w->experts) free_block(w->dev, w->experts);
     mem_free(w->told);
     mem_free(w);
@@ -613,6 +663,37 @@ static int left_side(struct kn_stream *st, const struct kn_gemm_args *a, struct 
     return cu_stage(st->dev->cu, &x);
 }
 
+/* A product of few rows with codes (values NULL), or the values of the same rows: form by form. */
+static int by_forms(const struct kn_mat *w, const struct cu_gemm *g, uint16_t *values)
+{
+    struct cu *cu = w->dev->cu;
+    int r = 0;
+    for (size_t i = 0, row0 = 0; r == 0 && i < w->codes->n_parts; row0 += w->codes->part[i++].n) {
+        const struct cu_coded *part = &w->codes->part[i];
+        const size_t end = row0 + part->n, g_end = w->row0 + g->n;
+        const size_t from = row0 > w->row0 ? row0 : w->row0, to = end < g_end ? end : g_end;
+        if (from >= to) continue;
+        struct cu_gemm mine = *g;
+        const size_t at = from - w->row0; /* columns of the result in front of these */
+        mine.n = to - from;
+        mine.c = (char *)g->c + at * cu_value_bytes(g->out);
+        if (g->bias) mine.bias = g->bias + at;
+        r = values ? cu_coded_values(cu, part, from - row0, mine.n, values + at * w->k)
+                   : cu_coded_gemm(cu, part, from - row0, &mine);
+    }
+    return r;
+}
+
+/* Many rows take the weight's values, which only they are worth writing and reading again. */
+static int gemm_coded(struct kn_stream *st, const struct kn_mat *w, struct cu_gemm *g)
+{
+    if (g->m <= CU_CODED_FEW) return by_forms(w, g, NULL);
+    uint16_t *values = scratch(st, SLOT_VALUES, cu_side_bytes(CU_BF16, w->n, w->k));
+    int r = values ? by_forms(w, g, values) : -ENOMEM;
+    g->w = (struct cu_side){.data = values};
+    return r < 0 ? r : cu_gemm(st->dev->cu, g);
+}
+
 static int gemm(struct kn_stream *st, const struct kn_gemm_args *a)
 {
     const struct kn_mat *w = a->w;
@@ -621,7 +702,7 @@ static int gemm(struct kn_stream *st, const struct kn_gemm_args *a)
     if (to && (to->type != CU_BF16 || to->k != a->ldc || a->m > to->m)) return -EINVAL;
     if (a->m == 0) return 0;
     struct cu_gemm g = {.type = w->type,
-                        .w = side_of(w),
+                        .w = w->codes ? (struct cu_side){0} : side_of(w),
                         .lda = a->lda,
                         .m = a->m,
                         .n = w->n,
@@ -632,6 +713,7 @@ static int gemm(struct kn_stream *st, const struct kn_gemm_args *a)
                         .ldc = a->ldc,
                         .accumulate = a->accumulate};
     int r = left_side(st, a, &g.a);
+    if (w->codes) return r < 0 ? r : gemm_coded(st, w, &g);
     const size_t room = cu_gemm_room(st->dev->cu, &g);
     if (r == 0 && room && !(g.room = scratch(st, SLOT_PRODUCT, room))) r = -ENOMEM;
     return r < 0 ? r : cu_gemm(st->dev->cu, &g);
@@ -640,7 +722,7 @@ static int gemm(struct kn_stream *st, const struct kn_gemm_args *a)
 static int embed(struct kn_stream *st, const struct kn_mat *w, const int32_t *id, size_t m,
                  float *out, size_t ldo)
 {
-    if (!w->ready || ldo < w->k || cu_is_eight(w->type)) return -EINVAL;
+    if (!w->ready || ldo < w->k || cu_is_eight(w->type) || w->codes) return -EINVAL;
     const struct cu_rows r = {.m = m, .n = w->k, .out = out, .ldo = ldo};
     return cu_embed(st->dev->cu, w->block, w->n, id, &r);
 }
@@ -854,7 +936,7 @@ static int top(struct kn_stream *st, const float *score, const int32_t *idx, siz
 /* Of an expert that no row goes to there may be none. */
 static bool is_expert(const struct kn_mat *w, size_t n, size_t k, enum cu_type t)
 {
-    return !w || (w->ready && w->n == n && w->k == k && w->type == t);
+    return !w || (w->ready && !w->codes && w->n == n && w->k == k && w->type == t);
 }
 
 static struct cu_side side_or_none(const struct kn_mat *w)
@@ -954,6 +1036,8 @@ static const struct kn_mat_ops mat_ops = {.create = mat_create,
                                           .done = mat_done,
                                           .bytes = mat_bytes,
                                           .destroy = mat_destroy,
+                                          .create_coded = mat_create_coded,
+                                          .fill_codes = mat_fill_codes,
                                           .create_f32 = mat_create_f32};
 static const struct kn_run_ops run_ops = {
     .rows = run_rows, .rows_uneven = run_rows, .wide = run_rows, .replay = replay};
@@ -1019,6 +1103,7 @@ int kn_cuda_create(const struct kn_dev_opts *o, const char *kind, int index,
                  : o->weights == KN_WEIGHTS_INT8 ? CU_INT8
                  : d->bf16                       ? CU_BF16
                                                  : CU_F32;
+    d->keeps_codes = o->weights == KN_WEIGHTS_FILE && d->bf16;
     int r = cu_mem_open(&d->gpu, why, sizeof why);
     if (r == 0) r = cu_open(index, d->bf16 ? CU_BF16 : CU_F32, &d->cu, why, sizeof why);
     if (r == 0 && cu_is_eight(d->weights)) r = cu_gemm_open(d->cu, d->weights, why, sizeof why);

@@ -76,6 +76,14 @@ static __device__ __forceinline__ uint32_t mma_pack(float first, float second)
     return two;
 }
 
+/* An f16 as f32: exact. */
+static __device__ __forceinline__ float mma_f16(uint16_t h)
+{
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(h));
+    return y;
+}
+
 /* 2^x to about two units in the last place; 0 for -INFINITY. */
 static __device__ __forceinline__ float mma_exp2(float x)
 {
@@ -171,6 +179,11 @@ template <int N> static inline void mma_copies_wait()
 static inline uint32_t mma_pack(float first, float second)
 {
     return cu_f32_bf16(first) | uint32_t(cu_f32_bf16(second)) << 16;
+}
+
+static inline float mma_f16(uint16_t h)
+{
+    return cu_f16_f32(h);
 }
 
 static inline float mma_exp2(float x)

@@ -1,6 +1,6 @@
-/* Whole models with weights of 8 bits on the emulation of a GPU: blends stay exact where they must
- * be, answers stay close; how many launches and waits a layer costs, and decode steps that are
- * played from a recording. */
+/* Whole models with weights of 8 bits, or of a file's 4, on the emulation of a GPU: blends stay
+ * exact where they must be, answers stay close; how many launches and waits a layer costs, and
+ * decode steps that are played from a recording. */
 #include "base/mem.h"
 #include "fusor/core/core_int.h"
 #include "tests/test.h"
@@ -9,7 +9,8 @@
 #include <dlfcn.h>
 
 enum { V = 96, CHUNK = 40, PARTS = 3, PROMPT = 1 + CHUNK + 9 };
-static const char *const eights[] = {"fp8", "int8"};
+static const char *const kinds[] = {"fp8", "int8", "file"};
+enum { KINDS = 3, FILE_KIND = 2 };
 static const struct model_experts mixture = {8, 3, 32, 16, true}; /* with a shared one */
 
 static void open_with(struct kit *k, const char *weights, const struct tiny_opts *o)
@@ -63,13 +64,13 @@ static void run(struct kit *k, struct prompt *p, enum pol_strategy s, float rati
 TEST(ratio_one_equals_full_bit_for_bit)
 {
     static const enum pol_strategy blends[] = {POL_HKVD, POL_QUERY};
-    for (size_t i = 0; i < 4; i++) {
-        struct tiny_opts o = {.L = 4, .qkv_bias = true};
+    for (size_t i = 0; i < 2 * KINDS; i++) {
+        struct tiny_opts o = {.L = 4, .qkv_bias = true, .q4 = i % KINDS == FILE_KIND};
         struct kit k;
         struct prompt p;
         float full[V], got[V];
-        if (i >= 2) o.experts = mixture;
-        open_with(&k, eights[i % 2], &o);
+        if (i >= KINDS) o.experts = mixture;
+        open_with(&k, kinds[i % KINDS], &o);
         prompt_init(&k, &p);
         run(&k, &p, POL_FULL, 0, full);
         for (size_t b = 0; b < 2; b++) {
@@ -98,16 +99,17 @@ static void full(struct kit *k, const int32_t *tok, float logits[V])
 
 /* One layer of these random weights, whose attention is peaked, makes of a product's error (0.037
  * of its length in fp8, 0.0055 in int8: test_quant) about 0.10 and 0.022 of the logits' by a
- * simulation in double precision; twice that passes. */
+ * simulation in double precision; twice that passes. Codes are multiplied as they are (2^-4 times
+ * 4 bits are exact in bf16), so of 16 bits' error the activations' alone is left. */
 TEST(answers_stay_close)
 {
-    static const double within[] = {0.2, 0.044};
+    static const double within[] = {0.2, 0.044, 0.02};
     enum { PROMPTS = 6 };
-    for (size_t i = 0; i < 2; i++) {
-        const struct tiny_opts o = {.L = 1, .D = 64, .F = 160};
+    for (size_t i = 0; i < KINDS; i++) {
+        const struct tiny_opts o = {.L = 1, .D = 64, .F = 160, .q4 = i == FILE_KIND};
         struct kit k;
         double off = 0;
-        open_with(&k, eights[i], &o);
+        open_with(&k, kinds[i], &o);
         for (uint64_t seed = 1; seed <= PROMPTS; seed++) {
             int32_t tok[PROMPT];
             float got[V];
@@ -122,7 +124,39 @@ TEST(answers_stay_close)
             off += sqrt(d2 / r2) / PROMPTS;
         }
         kit_close(&k);
-        if (!(off < within[i])) test_fail(__FILE__, __LINE__, "%s: off by %g", eights[i], off);
+        if (!(off < within[i])) test_fail(__FILE__, __LINE__, "%s: off by %g", kinds[i], off);
+    }
+}
+
+/* What the file has in codes of 4 bits takes those, whatever the prompt's rows; experts, head and
+ * embeddings do not. Logits are those of 16 bits, but for the order of sums. */
+TEST(a_file_of_codes_stays_in_them)
+{
+    for (size_t mixed = 0; mixed < 2; mixed++) {
+        struct tiny_opts o = {.L = 2, .D = 64, .F = 160, .q4 = true};
+        struct kit k, plain;
+        int32_t tok[PROMPT];
+        float got[V], want[V];
+        double d2 = 0, r2 = 0;
+        if (mixed) o.experts = (struct model_experts){4, 2, 64, 32, true};
+        open_with(&k, "file", &o);
+        open_with(&plain, "bf16", &o);
+        const struct fus_layer *l = &k.c->layer[1], *of_16 = &plain.c->layer[1];
+        ASSERT_EQ(kn_mat_bytes(of_16->o.w), 64 * 64 * 2);
+        ASSERT_EQ(kn_mat_bytes(l->o.w), 64 * 128 * 9 / 16); /* columns are filled up to 128 */
+        ASSERT_TRUE(kn_mat_bytes(l->qkv.w) < kn_mat_bytes(of_16->qkv.w));
+        ASSERT_EQ(kn_mat_bytes(k.c->lm_head.w), kn_mat_bytes(plain.c->lm_head.w));
+        if (mixed) ASSERT_EQ(kn_mat_bytes(l->moe.down[3]), kn_mat_bytes(of_16->moe.down[3]));
+        kit_tokens(&k, 9, tok, PROMPT);
+        full(&k, tok, got);
+        full(&plain, tok, want);
+        for (unsigned v = 0; v < V; v++) {
+            d2 += pow((double)got[v] - (double)want[v], 2);
+            r2 += pow((double)want[v], 2);
+        }
+        ASSERT_TRUE(d2 <= 1e-4 * r2); /* within a bf16's rounding, here and there another one */
+        kit_close(&k);
+        kit_close(&plain);
     }
 }
 
@@ -157,7 +191,7 @@ static struct counts now(void)
 static void count(const char *weights, unsigned L, bool mixed, struct counts *ret_prefill,
                   struct counts *ret_decode)
 {
-    struct tiny_opts o = {.L = L};
+    struct tiny_opts o = {.L = L, .q4 = strcmp(weights, "file") == 0};
     if (mixed) o.experts = (struct model_experts){8, 3, 32, 0, true};
     struct kit k;
     int32_t tok[PROMPT];
@@ -200,6 +234,7 @@ TEST(a_layer_takes_so_many_launches_and_one_wait)
     check_layer("bf16", false, 11, 11);
     check_layer("fp8", false, 11, 11);
     check_layer("int8", false, 15, 15); /* one more for each product: it is scaled behind it */
+    check_layer("file", false, 11, 11); /* of few rows, and of one form */
 }
 
 TEST(a_layer_of_experts_takes_so_many_launches_and_one_wait)

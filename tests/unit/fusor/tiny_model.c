@@ -8,6 +8,7 @@
 struct model {
     struct model_cfg cfg;
     uint64_t seed;
+    bool q4;
     uint8_t layers[64];
 };
 
@@ -36,6 +37,7 @@ int tiny_model_create(const struct tiny_opts *o, struct model **ret)
     struct model *m = mem_zalloc(sizeof(*m));
     if (!m) return -ENOMEM;
     m->seed = o->seed ? o->seed : 1;
+    m->q4 = o->q4;
     m->cfg = (struct model_cfg){.arch = "llama",
                                 .name = "tiny",
                                 .L = or_default(o->L, 4),
@@ -229,6 +231,24 @@ static float noise(const struct model *m, enum model_w w, unsigned layer, size_t
     return (float)((double)(test_rand(&s) >> 11) * 0x1p-52 - 1);
 }
 
+enum { Q4_GROUP = 32, Q4_D = 0x2c00 }; /* 2^-4 as f16 */
+
+struct codes_form model_form(const struct model *m, enum model_w w, unsigned layer)
+{
+    const bool router = w == MODEL_ROUTER || w == MODEL_SHARED_ROUTER;
+    const bool whole = model_w_rows(m, w) > 1 && model_w_cols(m, w) % Q4_GROUP == 0;
+    if (!m->q4 || !whole || router || w == MODEL_EMBED || w == MODEL_LM_HEAD)
+        return (struct codes_form){0};
+    return (struct codes_form)CODES_PLAIN(4, -8, false);
+}
+
+/* Of 2^-4 each. */
+static int8_t code(float x)
+{
+    const float q = roundf(x * 16);
+    return (int8_t)(q < -8 ? -8 : q > 7 ? 7 : q);
+}
+
 int model_rows(const struct model *m, enum model_w w, unsigned layer, size_t row0, size_t n,
                float *out)
 {
@@ -239,28 +259,35 @@ int model_rows(const struct model *m, enum model_w w, unsigned layer, size_t row
                       (w >= MODEL_Q_NORM && w <= MODEL_POST_FFN);
     /* Large enough that attention is peaked and tokens matter to each other. */
     const float size = w == MODEL_EMBED ? 1 : (float)(3.0 / sqrt((double)cols));
+    const bool coded = model_form(m, w, layer).bits > 0;
     for (size_t i = 0; i < n * cols; i++) {
         const float x = noise(m, w, layer, row0 * cols + i);
         out[i] = norm ? 1 + 0.3f * x : w == MODEL_SINKS ? 2 * x : rows == 1 ? 0.2f * x : size * x;
+        if (coded) out[i] = (float)code(out[i]) * 0x1p-4f;
     }
     return 0;
 }
 
-/* Nothing but f32. */
-struct codes_form model_form(const struct model *m, enum model_w w, unsigned layer)
-{
-    return (struct codes_form){0};
-}
-
 size_t model_codes_room(size_t cols)
 {
-    return 0;
+    return cols + cols / Q4_GROUP * sizeof(uint16_t);
 }
 
 int model_codes(const struct model *m, enum model_w w, unsigned layer, size_t row, void *room,
                 struct codes_row *ret)
 {
-    return -EINVAL;
+    const size_t cols = model_w_cols(m, w);
+    uint16_t *d = room;
+    int8_t *q = (int8_t *)(d + cols / Q4_GROUP);
+    float *x = mem_alloc(cols * sizeof *x);
+    int r = x ? model_rows(m, w, layer, row, 1, x) : -ENOMEM;
+    for (size_t i = 0; r == 0 && i < cols; i++)
+        q[i] = code(x[i]);
+    for (size_t i = 0; i < cols / Q4_GROUP; i++)
+        d[i] = Q4_D;
+    *ret = (struct codes_row){.q = q, .d = d};
+    mem_free(x);
+    return r;
 }
 
 bool model_random(const struct model *m, enum model_w w, unsigned layer, struct rng_field *ret)

@@ -23,6 +23,7 @@ struct tiny_opts {
                                                            SiLU */
     float attn_cap, logit_cap, embed_scale, logit_scale; /* scales: 0 = 1 */
     struct model_experts experts;                        /* n 0: none */
+    bool q4; /* layers' matrices are codes of 4 bits, where whole groups fit */
     uint64_t seed;
 };
 int tiny_model_create(const struct tiny_opts *o, struct model **ret); /* model_close() frees */

@@ -106,7 +106,8 @@ TEST(problems_name_line_key_and_expectation)
     expect_problem("worker: {ttl: 1h}\n", ":1: worker.ttl: was removed; namespace says it");
     expect_problem("worker: {secret: \"file:/nonexistent\"}\n",
                    ":1: worker.secret: \"/nonexistent\" ");
-    expect_problem("worker:\n  dtype: f64\n", "expected auto|f32|bf16|fp8|int8, found \"f64\"");
+    expect_problem("worker:\n  dtype: f64\n",
+                   "expected auto|f32|bf16|fp8|int8|file, found \"f64\"");
     expect_problem("worker:\n  ratio: 1.5\n", "worker.ratio: expected a value from 0 to 1");
     expect_problem("limits: {max_inflight: 65537}\n", "expected a value from 0 to 65536");
     expect_problem("limits: 3\n", "limits: expected a section of keys");

@@ -111,6 +111,85 @@ struct kn_mat *kern_mat(struct kn_dev *d, size_t n, size_t k, const float *w)
     return m;
 }
 
+/* Halves as files have them, and now and then one at the end of what a half can be. */
+static uint16_t random_half(uint64_t *seed)
+{
+    static const uint16_t odd[] = {0x0000, 0x8000, 0x0001, 0x8001, 0x03ff, 0x0400,
+                                   0x7bff, 0xfbff, 0x3c00, 0xbc00, 0x2e66, 0x1400};
+    const uint64_t x = test_rand(seed);
+    if (x % 4 == 0) return odd[x / 4 % (sizeof odd / sizeof *odd)];
+    return (uint16_t)((x >> 32 & 0x83ff) | (4 + (x >> 48) % 16) << 10);
+}
+
+void kern_row_random(const struct codes_form *f, size_t k, uint64_t *seed, struct kern_row *r)
+{
+    const int span = f->bits == 4 ? 16 : 256, low = f->bits == 4 ? f->low : -128;
+    for (size_t i = 0; f->bits < 16 && i < k; i++)
+        r->q[i] = (int8_t)(low + (int)(test_rand(seed) >> 33) % span);
+    for (size_t i = 0; f->bits == 16 && i < k; i++) {
+        const uint16_t h = random_half(seed);
+        memcpy(r->q + 2 * i, &h, sizeof h);
+    }
+    for (size_t i = 0; i < k / 32; i++) {
+        r->d[i] = random_half(seed);
+        r->m[i] = random_half(seed);
+    }
+    for (size_t i = 0; i < k / 16; i++) {
+        const uint64_t x = test_rand(seed);
+        /* 6 bits, or 8 with a sign where there is no M. */
+        r->s[i] = (int8_t)(f->min ? x >> 33 & 63 : x >> 33);
+        r->t[i] = (uint8_t)(x >> 41 & 63);
+    }
+}
+
+struct kern_row kern_row_make(size_t k)
+{
+    return (struct kern_row){malloc(2 * k), malloc(k / 16 + 2), malloc(k / 16 + 2),
+                             malloc(k / 16 + 1), malloc(k / 16 + 1)};
+}
+
+void kern_row_drop(struct kern_row *r)
+{
+    free(r->q), free(r->d), free(r->m), free(r->s), free(r->t);
+}
+
+void kern_fill_both(const struct kn_part *parts, size_t n_parts, size_t k, uint64_t seed,
+                    struct kn_mat *coded, struct kn_mat *plain)
+{
+    enum { MOST = 37 }; /* more than a panel's columns */
+    struct kern_row r[MOST];
+    struct codes_row c[MOST];
+    float *x = malloc(k * sizeof *x);
+    for (size_t i = 0; i < MOST; i++) {
+        r[i] = kern_row_make(k);
+        c[i] = (struct codes_row){r[i].q, r[i].d, r[i].m, r[i].s, r[i].t};
+    }
+    for (size_t p = 0, row = 0; p < n_parts; p++)
+        for (size_t i = 0, now; i < parts[p].n; i += now, row += now) {
+            const struct codes_form *f = &parts[p].form;
+            now = f->bits ? 1 + test_rand(&seed) % MOST : 1;
+            if (now > parts[p].n - i) now = parts[p].n - i;
+            for (size_t g = 0; g < now; g++) {
+                kern_row_random(f, k, &seed, &r[g]);
+                if (f->bits)
+                    codes_values(f, &c[g], k, x);
+                else
+                    for (size_t j = 0; j < k; j++)
+                        x[j] = (float)(int)(test_rand(&seed) >> 40) * 0x1p-23f - 1;
+                ASSERT_OK(kn_mat_fill(plain, row + g, 1, x));
+            }
+            if (f->bits)
+                ASSERT_OK(kn_mat_fill_codes(coded, row, now, c));
+            else
+                ASSERT_OK(kn_mat_fill(coded, row, 1, x));
+        }
+    ASSERT_OK(kn_mat_done(coded));
+    ASSERT_OK(kn_mat_done(plain));
+    for (size_t i = 0; i < MOST; i++)
+        kern_row_drop(&r[i]);
+    free(x);
+}
+
 void kern_kv_init(struct kern_kv *s, unsigned G, unsigned K, size_t n_keys, unsigned layers)
 {
     size_t n = (n_keys + KN_PAGE - 1) / KN_PAGE, lf = kn_kv_layer_values(G, K);

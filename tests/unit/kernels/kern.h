@@ -37,6 +37,20 @@ int kern_done(struct kn_stream *st, int r);
 float *kern_random(size_t n, uint64_t seed, float scale); /* [-scale, scale); free() it */
 struct kn_mat *kern_mat(struct kn_dev *d, size_t n, size_t k, const float *w);
 
+/* A row of a weight as files have it. */
+struct kern_row {
+    int8_t *q;
+    uint16_t *d, *m;
+    int8_t *s;
+    uint8_t *t;
+};
+struct kern_row kern_row_make(size_t k); /* room; kern_row_drop() it */
+void kern_row_drop(struct kern_row *r);
+void kern_row_random(const struct codes_form *f, size_t k, uint64_t *seed, struct kern_row *r);
+/* The same random rows twice: as the parts say and as f32; both weights are ready then. */
+void kern_fill_both(const struct kn_part *parts, size_t n_parts, size_t k, uint64_t seed,
+                    struct kn_mat *coded, struct kn_mat *plain);
+
 /* Paged KV of one layer with shuffled pages; keys 0…n-1 from k, v [n, G, K]. */
 struct kern_kv {
     struct kn_kv kv;

@@ -9,95 +9,6 @@ static const struct codes_form forms[] = {
     CODES_FORMS(ONE){.bits = 16}, {.bits = 16, .bf16 = true}, {0}};
 enum { N_FORMS = sizeof forms / sizeof *forms, FORM_F32 = N_FORMS - 1, FORM_F16 = N_FORMS - 3 };
 
-/* ---- rows ---- */
-
-struct row {
-    int8_t *q;
-    uint16_t *d, *m;
-    int8_t *s;
-    uint8_t *t;
-};
-
-/* Halves as files have them, and now and then one at the end of what a half can be. */
-static uint16_t random_half(uint64_t *seed)
-{
-    static const uint16_t odd[] = {0x0000, 0x8000, 0x0001, 0x8001, 0x03ff, 0x0400,
-                                   0x7bff, 0xfbff, 0x3c00, 0xbc00, 0x2e66, 0x1400};
-    const uint64_t x = test_rand(seed);
-    if (x % 4 == 0) return odd[x / 4 % (sizeof odd / sizeof *odd)];
-    return (uint16_t)((x >> 32 & 0x83ff) | (4 + (x >> 48) % 16) << 10);
-}
-
-static void random_row(const struct codes_form *f, size_t k, uint64_t *seed, struct row *r)
-{
-    const int span = f->bits == 4 ? 16 : 256, low = f->bits == 4 ? f->low : -128;
-    for (size_t i = 0; f->bits < 16 && i < k; i++)
-        r->q[i] = (int8_t)(low + (int)(test_rand(seed) >> 33) % span);
-    for (size_t i = 0; f->bits == 16 && i < k; i++) {
-        const uint16_t h = random_half(seed);
-        memcpy(r->q + 2 * i, &h, sizeof h);
-    }
-    for (size_t i = 0; i < k / 32; i++) {
-        r->d[i] = random_half(seed);
-        r->m[i] = random_half(seed);
-    }
-    for (size_t i = 0; i < k / 16; i++) {
-        const uint64_t x = test_rand(seed);
-        /* 6 bits, or 8 with a sign where there is no M. */
-        r->s[i] = (int8_t)(f->min ? x >> 33 & 63 : x >> 33);
-        r->t[i] = (uint8_t)(x >> 41 & 63);
-    }
-}
-
-static struct row row_make(size_t k)
-{
-    return (struct row){malloc(2 * k), malloc(k / 16 + 2), malloc(k / 16 + 2), malloc(k / 16 + 1),
-                        malloc(k / 16 + 1)};
-}
-
-static void row_drop(struct row *r)
-{
-    free(r->q), free(r->d), free(r->m), free(r->s), free(r->t);
-}
-
-/* The same rows twice: as the parts say, some at a time, and as f32. */
-static void fill_both(const struct kn_part *parts, size_t n_parts, size_t k, uint64_t seed,
-                      struct kn_mat *coded, struct kn_mat *plain)
-{
-    enum { MOST = 37 }; /* more than a panel's columns */
-    struct row r[MOST];
-    struct codes_row c[MOST];
-    float *x = malloc(k * sizeof *x);
-    for (size_t i = 0; i < MOST; i++) {
-        r[i] = row_make(k);
-        c[i] = (struct codes_row){r[i].q, r[i].d, r[i].m, r[i].s, r[i].t};
-    }
-    for (size_t p = 0, row = 0; p < n_parts; p++)
-        for (size_t i = 0, now; i < parts[p].n; i += now, row += now) {
-            const struct codes_form *f = &parts[p].form;
-            now = f->bits ? 1 + test_rand(&seed) % MOST : 1;
-            if (now > parts[p].n - i) now = parts[p].n - i;
-            for (size_t g = 0; g < now; g++) {
-                random_row(f, k, &seed, &r[g]);
-                if (f->bits)
-                    codes_values(f, &c[g], k, x);
-                else
-                    for (size_t j = 0; j < k; j++)
-                        x[j] = (float)(int)(test_rand(&seed) >> 40) * 0x1p-23f - 1;
-                ASSERT_OK(kn_mat_fill(plain, row + g, 1, x));
-            }
-            if (f->bits)
-                ASSERT_OK(kn_mat_fill_codes(coded, row, now, c));
-            else
-                ASSERT_OK(kn_mat_fill(coded, row, 1, x));
-        }
-    ASSERT_OK(kn_mat_done(coded));
-    ASSERT_OK(kn_mat_done(plain));
-    for (size_t i = 0; i < MOST; i++)
-        row_drop(&r[i]);
-    free(x);
-}
-
 /* ---- products ---- */
 
 static int run_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
@@ -125,7 +36,7 @@ static int pair_make(struct kn_dev *d, const struct kn_part *parts, size_t n_par
     int r = kn_mat_create_coded(d, parts, n_parts, k, false, &ret->coded);
     if (r < 0) return r;
     ASSERT_OK(kn_mat_create(d, ret->n, k, &ret->plain));
-    fill_both(parts, n_parts, k, ret->n * 31 + k, ret->coded, ret->plain);
+    kern_fill_both(parts, n_parts, k, ret->n * 31 + k, ret->coded, ret->plain);
     return 0;
 }
 
@@ -321,12 +232,12 @@ TEST(what_fits_no_form_is_refused)
 {
     struct kn_dev *d = kern_dev(0, 1, "own-f32");
     struct kn_mat *w = NULL;
-    struct row r = row_make(256);
+    struct kern_row r = kern_row_make(256);
     uint64_t seed = 1;
     float *x = kern_random(8 * 256, 1, 1);
     const struct codes_row c = {r.q, r.d, r.m, r.s, r.t};
     const struct codes_form unknown = {.bits = 4, .group = 32, .low = -3};
-    random_row(&forms[1], 256, &seed, &r);
+    kern_row_random(&forms[1], 256, &seed, &r);
     ASSERT_ERR(kn_mat_create_coded(d, &(struct kn_part){0, forms[1]}, 1, 256, false, &w), -EINVAL);
     ASSERT_ERR(kn_mat_create_coded(d, &(struct kn_part){8, forms[1]}, 1, 0, false, &w), -EINVAL);
     ASSERT_ERR(kn_mat_create_coded(d, &(struct kn_part){8, forms[1]}, 1, 33, false, &w), -EINVAL);
@@ -344,6 +255,6 @@ TEST(what_fits_no_form_is_refused)
     ASSERT_ERR(kn_mat_fill_codes(w, 7, 1, &c), -EINVAL);
     kn_mat_destroy(w);
     kn_dev_destroy(d);
-    row_drop(&r);
+    kern_row_drop(&r);
     free(x);
 }
