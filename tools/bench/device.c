@@ -41,6 +41,36 @@ float *bench_take_floats(struct bench_device *b, size_t n, float mean, float spr
     return ret;
 }
 
+static int fill_codes(struct kn_mat *w, size_t n, size_t k)
+{
+    const struct rng_field noise = {11, 8};
+    int8_t *q = mem_alloc(k);
+    uint16_t *scale = mem_alloc(k / CODES_STEP * sizeof *scale);
+    int r = q && scale ? 0 : -ENOMEM;
+    for (size_t i = 0; r == 0 && i < k / CODES_STEP; i++)
+        scale[i] = 0x2c00; /* 2^-4 */
+    for (size_t row = 0; r == 0 && row < n; row++) {
+        for (size_t i = 0; i < k; i++)
+            q[i] = (int8_t)floorf(rng_field_at(&noise, row * k + i));
+        r = kn_mat_fill_codes(w, row, 1, &(struct codes_row){.q = q, .d = scale});
+    }
+    mem_free(q);
+    mem_free(scale);
+    return r < 0 ? r : kn_mat_done(w);
+}
+
+struct kn_mat *bench_take_codes(struct bench_device *b, size_t n, size_t k)
+{
+    const struct kn_part part = {n, CODES_PLAIN(4, -8, false)};
+    struct kn_mat *w = NULL;
+    ASSERT(b->n_mats < BENCH_MATS_MAX);
+    int r = kn_mat_create_coded(b->dev, &part, 1, k, false, &w);
+    if (r == -ENOTSUP) return NULL;
+    if (r == 0) r = fill_codes(w, n, k);
+    if (r < 0) b->status = r;
+    return b->mat[b->n_mats++] = w;
+}
+
 struct kn_mat *bench_take_mat(struct bench_device *b, size_t n, size_t k)
 {
     const struct rng_field noise = {b->n_mats + 1, 1};

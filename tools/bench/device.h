@@ -38,6 +38,8 @@ void *bench_take(struct bench_device *b, enum kn_mem kind, size_t bytes); /* NUL
 /* n values of mean - spread … mean + spread in the device's memory. */
 float *bench_take_floats(struct bench_device *b, size_t n, float mean, float spread);
 struct kn_mat *bench_take_mat(struct bench_device *b, size_t n, size_t k);
+/* Of codes of 4 bits (Q4_0). NULL: the device has its weights its own way, or see status. */
+struct kn_mat *bench_take_codes(struct bench_device *b, size_t n, size_t k);
 /* Pages for n tokens of each of some sequences, none of one next to each other; ret [n_seqs]. */
 int bench_take_pages(struct bench_device *b, size_t n, size_t n_seqs, struct kn_kv *ret);
 size_t bench_operand_bytes(const struct bench_device *b); /* of one value that products read */

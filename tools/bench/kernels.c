@@ -3,7 +3,9 @@
  *
  * Bytes are the fewest that the operation can move: what it reads and what it writes, once each
  * (tables of a row and what many rows share are left out). Operations that fill the host's memory
- * include the way there. Rows ending in "+operand" write what the products behind them read. */
+ * include the way there. Rows ending in "+operand" write what the products behind them read.
+ * "codes" is a product with a weight of [4F, D] in codes of 4 bits, where the device keeps a file's
+ * form, "product" the same with what it makes of f32. */
 #include "tools/bench/device.h"
 #include "tools/bench/figures.h"
 
@@ -14,15 +16,16 @@
 
 struct bank { /* data that every operation finds, for m rows at most */
     const struct bench_device *b;
-    size_t HK, GK;
+    size_t HK, GK, n_product;
     float *x, *gate_up, *q, *kv; /* [m, D], [m, 2F], [m, HK], [m, 2 GK] */
     float *out;                  /* [m, widest] */
     float *weight, *ret;
     int32_t *pos, *idx;
-    char *f16, *q8;           /* [m, GK] stored */
-    char *host;               /* shared: encoded rows */
-    struct kn_mat *gu, *down; /* that operands are for */
-    struct kn_moe moe;        /* n 0: the shape has no experts */
+    char *f16, *q8;                 /* [m, GK] stored */
+    char *host;                     /* shared: encoded rows */
+    struct kn_mat *gu, *down;       /* that operands are for */
+    struct kn_mat *product, *codes; /* [4F, D], beyond caches; codes NULL: the device has none */
+    struct kn_moe moe;              /* n 0: the shape has no experts */
     struct kn_mat *expert[2][KN_EXPERTS_MAX];
     struct kn_rope rope;
     struct kn_kv pages;
@@ -39,6 +42,8 @@ enum kernel_op {
     OP_LOAD,
     OP_ENCODE,
     OP_DEVIATION,
+    OP_PRODUCT,
+    OP_CODES,
     OP_MOE
 };
 /* Bytes of a row: its width times those of floats, of values that products read and of values in
@@ -63,6 +68,8 @@ static const struct kernel {
     {"encode_f16", OP_ENCODE, WIDTH_GK, 6, 0, 0, 0},
     {"encode_q8", OP_ENCODE, WIDTH_GK, 4, 0, 0, 1},
     {"deviation_f16", OP_DEVIATION, WIDTH_GK, 6, 0, 0, 0},
+    {"product", OP_PRODUCT, WIDTH_D, 4, 0, 0, 0},
+    {"codes", OP_CODES, WIDTH_D, 4, 0, 0, 0},
     {"experts", OP_MOE, WIDTH_D, 8, 0, 0, 0},
 };
 
@@ -72,6 +79,29 @@ static double expert_bytes(const struct bank *k, size_t m)
     const struct kn_moe *e = &k->moe;
     const double missed = pow(1 - (double)e->used / e->n, (double)m);
     return e->n * (1 - missed) * (double)(kn_mat_bytes(e->gate_up[0]) + kn_mat_bytes(e->down[0]));
+}
+
+static bool is_product(const struct kernel *op)
+{
+    return op->op == OP_PRODUCT || op->op == OP_CODES;
+}
+
+static const struct kn_mat *multiplied(const struct bank *k, const struct kernel *op)
+{
+    return op->op == OP_CODES ? k->codes : k->product;
+}
+
+/* Beside its rows: the weight, and what m rows give. */
+static double more_bytes(const struct bank *k, const struct kernel *op, size_t m)
+{
+    if (op->op == OP_MOE) return expert_bytes(k, m);
+    if (!is_product(op)) return 0;
+    return (double)kn_mat_bytes(multiplied(k, op)) + (double)(m * k->n_product * sizeof(float));
+}
+
+static bool is_there(const struct bank *k, const struct kernel *op)
+{
+    return op->op == OP_MOE ? k->moe.n > 0 : !is_product(op) || k->codes;
 }
 
 static double row_bytes(const struct bank *k, const struct kernel *op)
@@ -101,7 +131,8 @@ static int run_op(struct kn_stream *st, void *arg, size_t i, size_t m)
     const char *record = (type == KN_Q8 ? k->q8 : k->f16) + i * row;
     const struct kn_stored stored = {(int32_t)i, (int32_t)i, m, record, record, type};
     const float *x = k->x + i * D, *gate_up = k->gate_up + i * 2 * F, *kv = k->kv + i * 2 * GK;
-    float *q = k->q + i * HK, *out = k->out + i * (op->op == OP_SWIGLU ? F : D);
+    const size_t n_out = is_product(op) ? k->n_product : op->op == OP_SWIGLU ? F : D;
+    float *q = k->q + i * HK, *out = k->out + i * n_out;
     if (op->operands) out = kn_operand(st, 0, m, op->op == OP_NORM ? k->gu : k->down);
     if (!out) return -ENOMEM;
     switch (op->op) {
@@ -125,6 +156,11 @@ static int run_op(struct kn_stream *st, void *arg, size_t i, size_t m)
         return kn_encode_rows(st, kv, 2 * GK, m, GK, g->K, type, k->host + i * row);
     case OP_DEVIATION:
         return kn_deviation(st, kv, 2 * GK, k->pos + i, m, &stored, 1, g->G, g->K, k->ret);
+    case OP_PRODUCT:
+    case OP_CODES:
+        return kn_gemm(
+            st, &(struct kn_gemm_args){
+                    .a = x, .lda = D, .m = m, .w = multiplied(k, op), .c = out, .ldc = n_out});
     case OP_MOE:
         return kn_moe(st, &k->moe, x, m, out, false);
     }
@@ -183,7 +219,7 @@ static int make_bank(struct bench_device *b, size_t m, struct bank *k)
     k->gate_up = bench_take_floats(b, m * 2 * F, 0, 1);
     k->q = bench_take_floats(b, m * k->HK, 0, 1);
     k->kv = bench_take_floats(b, m * 2 * k->GK, 0, 1);
-    k->out = bench_take_floats(b, m * (D > F ? D : F), 0, 1);
+    k->out = bench_take_floats(b, m * (D > 4 * F ? D : 4 * F), 0, 1);
     k->weight = bench_take_floats(b, D > K ? D : K, 1, 0);
     k->ret = bench_take_floats(b, m, 0, 0);
     k->pos = bench_take(b, KN_MEM_SHARED, m * sizeof *k->pos);
@@ -193,6 +229,9 @@ static int make_bank(struct bench_device *b, size_t m, struct bank *k)
     k->host = bench_take(b, KN_MEM_SHARED, m * kn_row_bytes(KN_F16, g->G, K));
     k->gu = bench_take_mat(b, 16, D);
     k->down = bench_take_mat(b, 16, F);
+    k->n_product = b->emulated ? 32 : 4 * F;
+    k->product = bench_take_mat(b, k->n_product, D);
+    k->codes = bench_take_codes(b, k->n_product, D);
     k->rope = (struct kn_rope){g->K,
                                g->K,
                                bench_take_floats(b, m * K / 2, 0.8f, 0),
@@ -224,8 +263,8 @@ static int measure_ops(const struct bank *k, size_t m)
         const struct bench_work work = {m, run_op, &t, moe ? BENCH_AT_ONCE : BENCH_BY_SIZE};
         double bytes = (double)m * row_bytes(k, &kernels[i]);
         struct bench_time time;
-        if (moe && k->moe.n == 0) continue;
-        if (moe) bytes += expert_bytes(k, m);
+        if (!is_there(k, &kernels[i])) continue;
+        bytes += more_bytes(k, &kernels[i], m);
         r = bench_time(k->b, &work, 0, &time);
         if (r < 0) break;
         const double gbps = bytes / time.us * 1e-3;

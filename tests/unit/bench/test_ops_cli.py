@@ -7,6 +7,8 @@ from bench_cli import BENCH, report
 DEVICE = os.environ.get("KVBLEND_TEST_DEVICE", "cpu")
 KERNELS = ["copy", "gather", "rmsnorm", "rmsnorm+operand", "rmsnorm_heads", "swiglu", "swiglu+operand",
            "rope", "kv_put", "kv_load_f16", "kv_load_q8", "encode_f16", "encode_q8", "deviation_f16"]
+if DEVICE == "cpu":  # of a GPU with --weights file alone
+    KERNELS += ["product", "codes"]
 
 
 def run(sub, *args):
