@@ -42,11 +42,13 @@ int kn_coded_create(struct kn_dev *d, const struct kn_part *parts, size_t n_part
         n += parts[i].n;
     }
     c->n_panels = (n + c->nr - 1) / c->nr;
+    c->all = true;
     c->panel = mem_alloc(c->n_panels * sizeof *c->panel);
     for (size_t i = 0; c->panel && i < c->n_panels; i++) {
         const struct codes_form f = panel_form(parts, n_parts, i * c->nr, c->nr);
         c->panel[i] = (struct kn_panel){f, c->bytes};
         c->bytes += panel_bytes(&f, k, c->nr);
+        c->all &= f.bits == 4 || f.bits == 8;
     }
     if (c->panel) c->data = kn_slab_take(d, c->bytes, &c->slab);
     if (!c->data) {
@@ -100,9 +102,13 @@ static void put_nibbles(const struct kn_coded *c, uint8_t *at, const struct colu
                         int low)
 {
     uint32_t word[4][LANES_MAX];
+    int8_t q[8];
     for (size_t j = 0; j < x->n; j++)
-        for (size_t w = 0; w < 4; w++)
-            word[w][j] = nibbles_of(x->row[j].q + from + 8 * w, low);
+        for (size_t w = 0; w < 4; w++) {
+            for (size_t i = 0; i < 8; i++)
+                q[i] = x->row[j].q[from + kn_nibble(w, i)];
+            word[w][j] = nibbles_of(q, low);
+        }
     at += (x->first / c->lanes * 4 * c->lanes + x->first % c->lanes) * 4;
     for (size_t w = 0; w < 4; w++)
         memcpy(at + w * c->lanes * 4, word[w], x->n * 4);

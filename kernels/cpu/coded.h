@@ -6,7 +6,8 @@
  *   a step    [nr] f16 D, [nr] f16 M; super: [32 / group][nr] bytes of D, as many of M; its codes
  *   8 bits    [32][nr] int8
  *   4 bits    [2][4][lanes] uint32: half of the columns, word, column: nibble j of word w is value
- *             8 w + j of the step
+ *             kn_nibble(w, j): the lowest nibbles of a column's eight halfwords are its first
+ *             eight values, the next ones the next
  *
  * with M only where the form has it. All little-endian. A panel in which parts of different forms
  * meet is f32. Columns past the last row are zero bytes. Thread: any once it is filled. */
@@ -23,6 +24,7 @@ enum { KN_PARTS_MAX = 4 };
 struct kn_coded {
     unsigned nr, lanes; /* columns of a panel, of a vector */
     size_t k, n_panels, bytes;
+    bool all; /* panels are codes */
     struct kn_panel *panel;
     uint8_t *data; /* in the slab */
     struct kn_slab *slab;
@@ -43,6 +45,11 @@ static inline __attribute__((always_inline)) struct kn_layout kn_layout(const st
     l.step = l.step_head + CODES_STEP * nr * f->bits / 8;
     l.unit = l.unit_head + l.steps * l.step;
     return l;
+}
+
+static inline __attribute__((always_inline)) size_t kn_nibble(size_t w, size_t j)
+{
+    return 8 * (j % 4) + 2 * w + j / 4;
 }
 
 struct kn_dev;

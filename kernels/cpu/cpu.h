@@ -1,9 +1,8 @@
 /* cpu: the inside of the CPU backend: device, pool, streams, packed weights, kernel tables.
  *
- * A device owns one `struct kn_stream` per thread; stream 0 belongs to the thread that calls
- * kn_rows()/kn_wide(), stream i to pool thread i. A `struct kn_simd` is the table of kernels of one
- * instruction set (simd/ is compiled once for each). Kernels see raw pointers and never fail but
- * for cancellation. Thread: see kn.h. */
+ * A device has a `struct kn_stream` for each thread; stream 0 belongs to the thread that calls
+ * kn_rows()/kn_wide(), stream i to pool thread i. A `struct kn_simd` is the kernels of an
+ * instruction set, which see raw pointers and fail by cancellation alone. Thread: see kn.h. */
 #ifndef KERNELS_CPU_CPU_H
 #define KERNELS_CPU_CPU_H
 
@@ -17,13 +16,13 @@ enum {
     KN_SLOT_KV,              /* rows of a record on their way into pages */
     KN_SLOT_WEIGHTS,         /* coded weights as f32, a block of the GEMM's */
     KN_SLOT_ROWS,            /* rows in 8 bits, or as pairs of bf16 */
+    KN_SLOT_COLUMNS,         /* rows as columns of tiles, for all items of a product */
     KN_SLOT_PICK,            /* the scores that kn_top() is asked for, kn_draw()'s distances */
     KN_SLOT_MOE,             /* rows on their way to experts and back */
     KN_SLOTS_ALL,
 };
 
-/* Columns and k units (an f32, two bf16) of a block of weights, its bytes; panels of a pass over
- * few rows: see gemm_tile.h. */
+/* Columns, k units (an f32, two bf16), bytes of a block; panels for few rows: see gemm_tile.h. */
 enum {
     KN_GEMM_NC = 512,
     KN_GEMM_KC = 384,
@@ -38,6 +37,7 @@ struct kn_gemm_job {
     const struct kn_coded *coded;
     bool as_f32;         /* coded: not rounded to bf16 on the way */
     void *block, *pairs; /* room for a block of them, unpacked: KN_GEMM_BLOCK bytes; for pairs.h */
+    const void *columns; /* pairs.h: instead of a */
     const struct kn_int8 *int8;      /* in 8 bits, with: */
     const struct kn_int8_rows *rows; /* instead of a */
     size_t n, k;

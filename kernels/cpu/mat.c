@@ -224,6 +224,7 @@ struct gemm_par {
     const struct kn_gemm_args *a;
     size_t n_items; /* of each product */
     char *rows;     /* in 8 bits, one product's behind the other's; NULL: as they are */
+    char *columns;  /* the same, as columns of tiles */
 };
 
 static size_t rows8_bytes(const struct kn_gemm_args *a)
@@ -254,12 +255,52 @@ static int rows8_item(struct kn_stream *st, void *arg, size_t item)
     return 0;
 }
 
+/* Products of few rows with codes, on tiles. */
+static bool by_columns(const struct kn_mat *w, size_t m)
+{
+    return w->coded && w->coded->all && m <= KN_COLUMN_ROWS && kn_cpu_tiles(w->dev);
+}
+
+/* Where those of product i begin, bytes. */
+static size_t columns_at(const struct gemm_par *g, size_t i)
+{
+    size_t at = 0;
+    for (size_t p = 0; p < i; p++)
+        if (by_columns(g->a[p].w, g->a[p].m)) at += kn_columns_bytes(g->a[p].m, g->a[p].w->k);
+    return at;
+}
+
+/* One tile of rows of one product. */
+static int columns_item(struct kn_stream *st, void *arg, size_t item)
+{
+    const struct gemm_par *g = arg;
+    const size_t i = item / KN_COLUMN_TILES, row = item % KN_COLUMN_TILES * KN_COLUMNS;
+    const struct kn_gemm_args *a = &g->a[i];
+    (void)st;
+#if defined(__x86_64__)
+    if (by_columns(a->w, a->m) && row < a->m)
+        kn_amx_columns(a->a + row * a->lda, a->lda, a->m - row, a->w->k,
+                       g->columns + columns_at(g, i) + row * a->w->k * 2);
+#endif
+    return 0;
+}
+
+static int prepare_columns(struct kn_stream *st, struct gemm_par *g, size_t n)
+{
+    const size_t bytes = columns_at(g, n);
+    if (bytes == 0) return 0;
+    g->columns = kn_cpu_scratch(st, KN_SLOT_COLUMNS, bytes);
+    if (!g->columns) return -ENOMEM;
+    if (n == 1 && g->a->m <= KN_COLUMNS) return columns_item(st, g, 0);
+    return kn_par(st, n * KN_COLUMN_TILES, columns_item, g);
+}
+
 /* Rows are rounded before products share them. */
 static int prepare_rows(struct kn_stream *st, struct gemm_par *g, size_t n)
 {
     const struct kn_mat *w = g->a->w;
     size_t bytes = 0;
-    if (!w->int8 || (w->coded && w->dev->replaying)) return 0;
+    if (!w->int8 || (w->coded && w->dev->replaying)) return prepare_columns(st, g, n);
     for (size_t i = 0; i < n; i++)
         bytes += rows8_bytes(&g->a[i]);
     g->rows = kn_cpu_scratch(st, KN_SLOT_ROWS, bytes);
@@ -290,6 +331,7 @@ static int run_panels(const struct kn_mat *w, const struct kn_gemm_job *j, size_
         return (w->dev->isa == KN_ISA_AMX    ? kn_gemm_int8_amx
                 : w->dev->isa == KN_ISA_AVX2 ? kn_avx2_gemm_int8
                                              : kn_avx512_gemm_int8)(j, p0, p1);
+    if (j->columns) return kn_gemm_codes_amx(j, p0, p1);
     if (w->kind == GEMM_OWN_BF16 && !j->as_f32)
         return (w->dev->isa == KN_ISA_AMX ? kn_gemm_bf16_amx : kn_gemm_bf16_avx512)(j, p0, p1);
 #endif
@@ -319,11 +361,14 @@ static int gemm_item(struct kn_stream *st, void *arg, size_t item)
         j.rows = &rows;
     } else if (w->coded) {
         j.coded = w->coded;
-        /* A code on its way to bf16 costs more than the product with one row. */
-        j.as_f32 = w->dev->replaying;
-        if (!(j.block = kn_cpu_scratch(st, KN_SLOT_WEIGHTS, KN_GEMM_BLOCK))) return -ENOMEM;
+        /* A code on its way to bf16 costs more than the product with one row, but for tiles. */
+        j.as_f32 = w->dev->replaying && !by_columns(w, 1);
+        j.columns = by_columns(w, a->m) ? g->columns + columns_at(g, item / g->n_items) : NULL;
+        if (!j.columns && !(j.block = kn_cpu_scratch(st, KN_SLOT_WEIGHTS, KN_GEMM_BLOCK)))
+            return -ENOMEM;
     }
-    if (!g->rows && w->dev->isa == KN_ISA_AMX && w->kind == GEMM_OWN_BF16 && !j.as_f32) {
+    if (!g->rows && !j.columns && w->dev->isa == KN_ISA_AMX && w->kind == GEMM_OWN_BF16 &&
+        !j.as_f32) {
         j.pairs = kn_cpu_scratch(st, KN_SLOT_ROWS, kn_pairs_bytes(a->m, w->k));
         if (!j.pairs) return -ENOMEM;
     }
@@ -333,7 +378,7 @@ static int gemm_item(struct kn_stream *st, void *arg, size_t item)
 
 int kn_cpu_gemms(struct kn_stream *st, const struct kn_gemm_args *a, size_t n)
 {
-    struct gemm_par g = {a, 1, NULL};
+    struct gemm_par g = {.a = a, .n_items = 1};
     const struct kn_mat *w = a->w;
     for (size_t i = 0; i < n; i++) {
         if (a[i].w->n != w->n || a[i].w->k != w->k || !a[i].w->ready) return -EINVAL;

@@ -28,6 +28,8 @@ typedef union {
     int32_t i[HS_LANES];
     uint32_t u[HS_LANES];
     uint16_t h[2 * HS_LANES];
+    uint8_t b[4 * HS_LANES];
+    __m128i quarter[4];
 } hs_reg;
 
 #define HS_LANE(expr)                                                                              \
@@ -177,6 +179,45 @@ HS_FN hs_reg hs_pick16(hs_reg at, hs_reg a)
     return r;
 }
 
+HS_FN hs_reg hs_right16(hs_reg a, hs_reg n)
+{
+    hs_reg r;
+    for (int l = 0; l < 2 * HS_LANES; l++)
+        r.h[l] = n.h[l] < 16 ? (uint16_t)(a.h[l] >> n.h[l]) : 0;
+    return r;
+}
+/* Bit by bit: what the table says of the bits of a, b and c. */
+HS_FN hs_reg hs_logic(hs_reg a, hs_reg b, hs_reg c, unsigned table)
+{
+    HS_LANE({
+        r.u[l] = 0;
+        for (int i = 0; i < 32; i++) {
+            const unsigned at = (a.u[l] >> i & 1) << 2 | (b.u[l] >> i & 1) << 1 | (c.u[l] >> i & 1);
+            r.u[l] |= (uint32_t)(table >> at & 1) << i;
+        }
+    });
+}
+HS_FN hs_reg hs_quarters(__m128i a)
+{
+    return (hs_reg){.quarter = {a, a, a, a}};
+}
+HS_FN hs_reg hs_put_quarter(hs_reg a, __m128i b, int i)
+{
+    a.quarter[i] = b;
+    return a;
+}
+/* In each quarter the values of `size` bytes of one half of a and of b, in turn. */
+HS_FN hs_reg hs_zip(hs_reg a, hs_reg b, size_t size, size_t half)
+{
+    hs_reg r;
+    for (size_t q = 0; q < 4; q++)
+        for (size_t i = 0; i < 8; i += size) {
+            memcpy(r.b + q * 16 + 2 * i, a.b + q * 16 + half * 8 + i, size);
+            memcpy(r.b + q * 16 + 2 * i + size, b.b + q * 16 + half * 8 + i, size);
+        }
+    return r;
+}
+
 /* ---- 16-bit floats ---- */
 
 HS_FN hs_reg hs_from_f16(__m256i a)
@@ -282,6 +323,9 @@ HS_FN void hs_tile_dot(int c, int a, int b)
 #undef _mm512_roundscale_ps
 #undef _mm512_slli_epi32
 #undef _mm512_srli_epi32
+#undef _mm512_inserti32x4
+#undef _mm512_extracti32x4_epi32
+#undef _mm512_ternarylogic_epi32
 
 #define _tile_loadconfig(c) ((void)(c))
 #define _tile_release() ((void)0)
@@ -326,6 +370,19 @@ HS_FN void hs_tile_dot(int c, int a, int b)
 #define _mm512_cvtepi8_epi32(a) hs_from_i8(a).w
 #define _mm512_cvtepi32_epi8(a) hs_to_i8(hs_w(a))
 #define _mm512_permutexvar_epi16(at, a) hs_pick16(hs_w(at), hs_w(a)).w
+#define _mm512_permutexvar_epi32(at, a) hs_pick(hs_w(at), hs_w(a)).w
+#define _mm512_srlv_epi16(a, n) hs_right16(hs_w(a), hs_w(n)).w
+#define _mm512_ternarylogic_epi32(a, b, c, table) hs_logic(hs_w(a), hs_w(b), hs_w(c), table).w
+#define _mm512_unpacklo_epi8(a, b) hs_zip(hs_w(a), hs_w(b), 1, 0).w
+#define _mm512_unpackhi_epi8(a, b) hs_zip(hs_w(a), hs_w(b), 1, 1).w
+#define _mm512_unpacklo_epi32(a, b) hs_zip(hs_w(a), hs_w(b), 4, 0).w
+#define _mm512_unpackhi_epi32(a, b) hs_zip(hs_w(a), hs_w(b), 4, 1).w
+#define _mm512_unpacklo_epi64(a, b) hs_zip(hs_w(a), hs_w(b), 8, 0).w
+#define _mm512_unpackhi_epi64(a, b) hs_zip(hs_w(a), hs_w(b), 8, 1).w
+#define _mm512_broadcast_i32x4(a) hs_quarters(a).w
+#define _mm512_castsi128_si512(a) hs_quarters(a).w
+#define _mm512_inserti32x4(a, b, i) hs_put_quarter(hs_w(a), b, i).w
+#define _mm512_extracti32x4_epi32(a, i) hs_w(a).quarter[i]
 #define _mm512_castsi512_si128(a) _mm256_castsi256_si128(hs_w(a).halfw[0])
 
 #define _mm512_cvtph_ps(a) hs_from_f16(a).v

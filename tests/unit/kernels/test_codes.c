@@ -70,7 +70,8 @@ static void same_products(const struct pair *p, size_t m)
 
 static void every_form(const char *gemm, unsigned first_isa)
 {
-    static const size_t ms[] = {1, 2, 3, 6, 7, 14, 15, 16, 17, 40}, ns[] = {1, 33, 130, 300};
+    static const size_t ms[] = {1, 2, 3, 6, 7, 14, 15, 16, 17, 40, 49, 64, 65},
+                        ns[] = {1, 33, 130, 300};
     static const size_t ks[] = {256, 768, 1280}, odd_ks[] = {32, 96, 416};
     unsigned n_dev = 0;
     for (unsigned i = first_isa; i < KERN_ISAS; i++) {
@@ -182,7 +183,8 @@ TEST(parts_of_different_forms_are_one_weight)
     }
 }
 
-/* Runs that are played again multiply codes as f32, whatever the others round them to. */
+/* Runs that are played again multiply codes as f32 where others round them to bf16, but on tiles:
+ * there they are the others' products. */
 TEST(replayed_rows_take_codes_as_they_are)
 {
     const struct kn_part part = {96, forms[1]};
@@ -191,21 +193,23 @@ TEST(replayed_rows_take_codes_as_they_are)
         struct kn_dev *d = kern_dev(i, 2, "own-bf16");
         if (!d) continue;
         struct kn_dev *f32 = kern_dev(2, 2, "own-f32");
-        float *a = kern_random(16 * 128, 8, 1), *c = malloc(2 * 16 * 96 * sizeof *c),
-              *want = c + 16 * 96;
+        float *a = kern_random(16 * 128, 8, 1), *c = malloc(3 * 16 * 96 * sizeof *c),
+              *as_f32 = c + 16 * 96, *as_bf16 = as_f32 + 16 * 96;
+        const bool tiles = !strcmp(kn_info(d)->isa, "amx");
         struct pair p, q;
         n_dev++;
         ASSERT_OK(pair_make(d, &part, 1, 128, &p));
         ASSERT_OK(pair_make(f32, &part, 1, 128, &q));
         for (size_t m = 1; m <= 16; m += 5) {
             struct kn_gemm_args g = {
-                .a = a, .lda = 128, .m = m, .w = q.coded, .c = want, .ldc = 96};
+                .a = a, .lda = 128, .m = m, .w = q.coded, .c = as_f32, .ldc = 96};
             ASSERT_OK(kern_run(f32, true, m, run_rows, &g));
-            g.w = p.coded, g.c = c;
-            ASSERT_OK(kn_replay(d, 1, m, NULL, run_rows, &g));
-            ASSERT_MEMEQ(c, want, m * 96 * sizeof *c);
+            g.w = p.coded, g.c = as_bf16;
             ASSERT_OK(kern_run(d, true, m, run_rows, &g));
-            ASSERT_TRUE(memcmp(c, want, m * 96 * sizeof *c) != 0);
+            ASSERT_TRUE(memcmp(as_bf16, as_f32, m * 96 * sizeof *c) != 0);
+            g.c = c;
+            ASSERT_OK(kn_replay(d, 1, m, NULL, run_rows, &g));
+            ASSERT_MEMEQ(c, tiles ? as_bf16 : as_f32, m * 96 * sizeof *c);
         }
         pair_drop(&p), pair_drop(&q);
         kn_dev_destroy(d), kn_dev_destroy(f32);

@@ -1,0 +1,167 @@
+/* codes_tile: coded panels as tiles of A for AMX, rounded to bf16: a row is 32 values of k of one
+ * column.
+ *
+ * Of 4 bits, the 16 values that codes can mean are computed and rounded once for a group, and one
+ * permutation of words looks up 32 codes in them; of 8 bits each is computed. Both are the values
+ * of codes.c, rounded as gemm_bf16.c does. Included by gemm_codes.c. Thread: any. */
+#ifndef KERNELS_CPU_SIMD_CODES_TILE_H
+#define KERNELS_CPU_SIMD_CODES_TILE_H
+
+#include "kernels/cpu/simd/codes_step.h"
+
+/* 4 x 4 dwords turned in each quarter: z[i] is of quarter b y[0 … 3][4 b + i]. */
+VF_INLINE void turn(const __m512i *y, __m512i *z)
+{
+    const __m512i lo = _mm512_unpacklo_epi32(y[0], y[1]), hi = _mm512_unpackhi_epi32(y[0], y[1]);
+    const __m512i lo2 = _mm512_unpacklo_epi32(y[2], y[3]), hi2 = _mm512_unpackhi_epi32(y[2], y[3]);
+    z[0] = _mm512_unpacklo_epi64(lo, lo2);
+    z[1] = _mm512_unpackhi_epi64(lo, lo2);
+    z[2] = _mm512_unpacklo_epi64(hi, hi2);
+    z[3] = _mm512_unpackhi_epi64(hi, hi2);
+}
+
+/* Four columns of a tile: to[16 i + c] = y[c][i]; and back. */
+VF_INLINE void columns_put(const __m512i *y, uint32_t *to)
+{
+    __m512i z[4];
+    turn(y, z);
+#pragma GCC unroll 4
+    for (size_t i = 0; i < 4; i++) {
+        _mm_storeu_si128((void *)(to + i * VL), _mm512_extracti32x4_epi32(z[i], 0));
+        _mm_storeu_si128((void *)(to + (4 + i) * VL), _mm512_extracti32x4_epi32(z[i], 1));
+        _mm_storeu_si128((void *)(to + (8 + i) * VL), _mm512_extracti32x4_epi32(z[i], 2));
+        _mm_storeu_si128((void *)(to + (12 + i) * VL), _mm512_extracti32x4_epi32(z[i], 3));
+    }
+}
+
+VF_INLINE void columns_get(const uint32_t *from, __m512i *y)
+{
+    __m512i z[4];
+#pragma GCC unroll 4
+    for (size_t i = 0; i < 4; i++) {
+        z[i] = _mm512_castsi128_si512(_mm_loadu_si128((const void *)(from + i * VL)));
+        z[i] = _mm512_inserti32x4(z[i], _mm_loadu_si128((const void *)(from + (4 + i) * VL)), 1);
+        z[i] = _mm512_inserti32x4(z[i], _mm_loadu_si128((const void *)(from + (8 + i) * VL)), 2);
+        z[i] = _mm512_inserti32x4(z[i], _mm_loadu_si128((const void *)(from + (12 + i) * VL)), 3);
+    }
+    turn(z, y);
+}
+
+/* The codes of a column, one a word, which alone counts in its low five bits. */
+VF_INLINE __m512i codes_spread(const uint32_t *column, __m512i low, __m512i which)
+{
+    /* Halfword i of quarter g holds value 8 g + i in its nibble g. */
+    const __m512i shifts =
+        _mm512_setr_epi32(0, 0, 0, 0, 0x40004, 0x40004, 0x40004, 0x40004, 0x80008, 0x80008, 0x80008,
+                          0x80008, 0xc000c, 0xc000c, 0xc000c, 0xc000c);
+    const __m128i all = _mm_loadu_si128((const void *)column);
+    const __m512i x = _mm512_srlv_epi16(_mm512_broadcast_i32x4(all), shifts);
+    return _mm512_ternarylogic_epi32(x, low, which, 0xea); /* x and low, or which */
+}
+
+/* Codes of 4 bits of a step and 16 columns, by column: where those of column c are then. */
+#define NIBBLES_AT(column, c) ((column) + (c) % 4 * VL + (c) / 4 * 4)
+VF_INLINE void nibbles_turned(const uint8_t *codes, uint32_t *column)
+{
+    __m512i x[4], turned[4];
+#pragma GCC unroll 4
+    for (size_t i = 0; i < 4; i++)
+        x[i] = words_load(codes + i * VL * 4);
+    turn(x, turned);
+#pragma GCC unroll 4
+    for (size_t i = 0; i < 4; i++)
+        _mm512_storeu_si512(column + i * VL, turned[i]);
+}
+
+/* The same of 8 bits: 32 bytes a column. */
+VF_INLINE void bytes_turned(const uint8_t *codes, uint32_t *column)
+{
+    const __m512i by_column =
+        _mm512_setr_epi32(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+    __m512i row[8], x[8], y[8];
+#pragma GCC unroll 8
+    for (size_t i = 0; i < 8; i++) { /* quarter b: row 8 b + i */
+        const uint8_t *at = codes + i * NR;
+        row[i] = _mm512_castsi128_si512(_mm_loadu_si128((const void *)at));
+        row[i] = _mm512_inserti32x4(row[i], _mm_loadu_si128((const void *)(at + 8 * NR)), 1);
+        row[i] = _mm512_inserti32x4(row[i], _mm_loadu_si128((const void *)(at + 16 * NR)), 2);
+        row[i] = _mm512_inserti32x4(row[i], _mm_loadu_si128((const void *)(at + 24 * NR)), 3);
+    }
+#pragma GCC unroll 4
+    for (size_t i = 0; i < 4; i++) { /* columns 0 to 7 of rows i, i + 4; columns 8 to 15 */
+        x[i] = _mm512_unpacklo_epi8(row[i], row[i + 4]);
+        x[4 + i] = _mm512_unpackhi_epi8(row[i], row[i + 4]);
+    }
+#pragma GCC unroll 4
+    for (size_t i = 0; i < 4; i++) { /* four columns of rows i % 2, + 2, + 4, + 6; the next four */
+        const size_t from = i / 2 * 4 + i % 2, to = i / 2 * 4 + i % 2;
+        y[to] = _mm512_unpacklo_epi8(x[from], x[from + 2]);
+        y[to + 2] = _mm512_unpackhi_epi8(x[from], x[from + 2]);
+    }
+#pragma GCC unroll 4
+    for (size_t i = 0; i < 4; i++) { /* two columns of eight rows, and the next two */
+        _mm512_storeu_si512(
+            column + 2 * i * VL,
+            _mm512_permutexvar_epi32(by_column, _mm512_unpacklo_epi8(y[2 * i], y[2 * i + 1])));
+        _mm512_storeu_si512(
+            column + (2 * i + 1) * VL,
+            _mm512_permutexvar_epi32(by_column, _mm512_unpackhi_epi8(y[2 * i], y[2 * i + 1])));
+    }
+}
+
+/* Step s of k of half of a panel's columns, as rows of 16 pairs. */
+VF_INLINE void codes_tile(const struct codes_form f, const uint8_t *panel, size_t half, size_t s,
+                          uint32_t *to)
+{
+    const struct kn_layout l = kn_layout(&f, NR);
+    const bool two_groups = f.group != CODES_STEP;
+    const __m512i low = _mm512_set1_epi32(15 << 16 | 15), high = _mm512_set1_epi32(16 << 16 | 16);
+    const __m512i none = _mm512_set1_epi32(0);
+    const __m512i second = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 16 << 16 | 16, 16 << 16 | 16,
+                                             16 << 16 | 16, 16 << 16 | 16, 16 << 16 | 16,
+                                             16 << 16 | 16, 16 << 16 | 16, 16 << 16 | 16);
+    const uint8_t *unit = panel + s / l.steps * l.unit;
+    const uint8_t *step = unit + l.unit_head + s % l.steps * l.step;
+    struct scales scales;
+    float d[HALVES][VL], m[HALVES][VL];
+    uint32_t column[8 * VL] __attribute__((aligned(64)));
+    step_scales(f, unit, step, half, &scales);
+    for (size_t h = 0; h < HALVES; h++) {
+        vf_store(d[h], scales.d[h]);
+        if (f.min) vf_store(m[h], scales.m[h]);
+    }
+    if (f.bits == 4)
+        nibbles_turned(step + l.step_head + half * 4 * VL * 4, column);
+    else
+        bytes_turned(step + l.step_head + half * VL, column);
+    /* Else the compiler keeps them in registers and takes them apart by permutations. */
+    __asm__ volatile("" : : "r"(d), "r"(m), "r"(column) : "memory");
+#define VALUES(q, c, h) value(f, q, vf_set1(d[h][c]), f.min ? vf_set1(m[h][c]) : vf_set1(0.0f))
+    if (f.bits == 8) {
+#pragma GCC unroll 16
+        for (size_t c = 0; c < VL; c++) {
+            const uint8_t *q = (const uint8_t *)(column + c * 8);
+            const vf a = VALUES(from_i8(q), c, 0), b = VALUES(from_i8(q + VL), c, 1);
+            _mm512_storeu_si512(to + c * VL, (__m512i)_mm512_cvtne2ps_pbh(b, a));
+        }
+        return;
+    }
+    const vf of = meaning_of(f);
+#pragma GCC unroll 8
+    for (size_t c = 0; c < VL; c += 2) {
+        /* Tables of 32 words: of two columns or, of groups of 16, of a column's two. */
+        const vf a = VALUES(of, c, 0), b = two_groups ? VALUES(of, c, 1) : VALUES(of, c + 1, 0);
+        const __m512i table = (__m512i)_mm512_cvtne2ps_pbh(b, a);
+        const __m512i other =
+            two_groups ? (__m512i)_mm512_cvtne2ps_pbh(VALUES(of, c + 1, 1), VALUES(of, c + 1, 0))
+                       : table;
+        const __m512i at0 = codes_spread(NIBBLES_AT(column, c), low, two_groups ? second : none);
+        const __m512i at1 =
+            codes_spread(NIBBLES_AT(column, c + 1), low, two_groups ? second : high);
+        _mm512_storeu_si512(to + c * VL, _mm512_permutexvar_epi16(at0, table));
+        _mm512_storeu_si512(to + (c + 1) * VL, _mm512_permutexvar_epi16(at1, other));
+    }
+#undef VALUES
+}
+
+#endif

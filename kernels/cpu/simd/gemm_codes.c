@@ -1,0 +1,206 @@
+/* Products of up to KN_COLUMN_ROWS rows with codes on AMX tiles.
+ *
+ * With few rows the time is that of unpacking, which is cheapest with k along a row (codes_tile.h):
+ * so a column of the weight is a row of a tile of A, rows are tiles of B, and C comes out with
+ * columns as rows and is turned on its way. An output is the same chain of the same products as in
+ * gemm_amx.h, bit for bit, each with its factors exchanged. Compiled for AVX-512 with BF16 only. */
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/pairs.h"
+#include "kernels/cpu/simd/amx.h"
+#include "kernels/cpu/simd/codes_tile.h"
+
+enum {
+    CELLS = 256,     /* dwords of a tile */
+    HALVES_MAX = 4,  /* of panels, multiplied together */
+    STEPS_AHEAD = 8, /* chosen: fetched while some 500 cycles are spent on one */
+};
+
+/* One step: the halves of two panels (one panel, one half) by one tile of rows (two, up to four),
+ * into sums h * rows + r. x is the first tile of rows, the next is behind `stride` dwords. */
+VF_INLINE void codes_product(size_t n_rows, size_t n_halves, const uint32_t *w, const uint32_t *x,
+                             size_t stride)
+{
+    amx_barrier();
+    if (n_rows == 1) {
+        _tile_loadd(7, x, 64);
+        _tile_loadd(4, w, 64);
+        _tile_dpbf16ps(0, 4, 7);
+        _tile_loadd(5, w + CELLS, 64);
+        _tile_dpbf16ps(1, 5, 7);
+        if (n_halves == 2) return;
+        _tile_loadd(4, w + 2 * CELLS, 64);
+        _tile_dpbf16ps(2, 4, 7);
+        _tile_loadd(5, w + 3 * CELLS, 64);
+        _tile_dpbf16ps(3, 5, 7);
+    } else if (n_rows == 2) {
+        _tile_loadd(6, x, 64);
+        _tile_loadd(7, x + stride, 64);
+        _tile_loadd(4, w, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(5, w + CELLS, 64);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    } else {
+        _tile_loadd(4, w, 64);
+        _tile_loadd(5, x, 64);
+        _tile_dpbf16ps(0, 4, 5);
+        _tile_loadd(6, x + stride, 64);
+        _tile_dpbf16ps(1, 4, 6);
+        _tile_loadd(7, x + 2 * stride, 64);
+        _tile_dpbf16ps(2, 4, 7);
+        if (n_rows == 3) return;
+        _tile_loadd(5, x + 3 * stride, 64);
+        _tile_dpbf16ps(3, 4, 5);
+    }
+}
+
+/* All of k for the halves from `half` on, which are of one form: a step's codes are unpacked while
+ * tiles multiply the one before. */
+VF_INLINE void codes_sum(const struct codes_form f, const struct kn_gemm_job *j, size_t half,
+                         size_t n_halves)
+{
+    const struct kn_layout l = kn_layout(&f, NR);
+    uint32_t w[2][HALVES_MAX * CELLS] __attribute__((aligned(64)));
+    const size_t steps = j->k / CODES_STEP, stride = steps * CELLS;
+    const size_t n_rows = (j->m + AMX_ROWS - 1) / AMX_ROWS;
+    const size_t panel_bytes = steps / l.steps * l.unit;
+    const uint32_t *x = j->columns;
+    for (size_t s = 0; s < steps; s++, x += CELLS) {
+        for (size_t h = 0; h < n_halves; h++) {
+            const uint8_t *panel = j->coded->data + j->coded->panel[(half + h) / 2].at;
+            /* Of the panels that come next, where these end. */
+            const size_t skip =
+                s + STEPS_AHEAD >= steps && n_halves == HALVES_MAX ? panel_bytes : 0;
+            const uint8_t *next = panel + (s + STEPS_AHEAD) * l.unit / l.steps + skip;
+            for (size_t i = 0; (half + h) % 2 == 0 && i < l.step; i += 64)
+                __builtin_prefetch(next + i);
+            codes_tile(f, panel, (half + h) % 2, s, w[s % 2] + h * CELLS);
+        }
+        if (s) codes_product(n_rows, n_halves, w[(s - 1) % 2], x - CELLS, stride);
+    }
+    codes_product(n_rows, n_halves, w[(steps - 1) % 2], x - CELLS, stride);
+}
+
+static void codes_sums_of(const struct codes_form *f, const struct kn_gemm_job *j, size_t half,
+                          size_t n_halves)
+{
+#define TRY(...)                                                                                   \
+    {                                                                                              \
+        const struct codes_form is = __VA_ARGS__;                                                  \
+        if (codes_form_same(f, &is)) {                                                             \
+            codes_sum(is, j, half, n_halves);                                                      \
+            return;                                                                                \
+        }                                                                                          \
+    }
+    CODES_FORMS(TRY)
+#undef TRY
+}
+
+/* Tile t of the sums: columns from `col` on by rows from `row` on, 16 of each at most. */
+struct codes_sums {
+    size_t t, col, n_cols, row, n_rows;
+};
+
+static struct codes_sums codes_sums(const struct kn_gemm_job *j, size_t t, size_t half, size_t row)
+{
+    const size_t col = half * VL, left = col < j->n ? j->n - col : 0;
+    return (struct codes_sums){t, col, left < VL ? left : VL, row * AMX_ROWS,
+                               j->m - row * AMX_ROWS < AMX_ROWS ? j->m - row * AMX_ROWS : AMX_ROWS};
+}
+
+#define EACH_SUM(X) X(0) X(1) X(2) X(3)
+static void codes_begin(const struct kn_gemm_job *j, const struct codes_sums *s)
+{
+    uint32_t buf[CELLS] __attribute__((aligned(64)));
+    const float *c = j->c + s->row * j->ldc + s->col, *bias = j->bias ? j->bias + s->col : NULL;
+    const __mmask16 cols = (__mmask16)((1u << s->n_cols) - 1u);
+    const bool zero = !bias && !j->accumulate;
+    for (size_t r = 0; !zero && r < AMX_ROWS; r += 4) {
+        __m512i y[4];
+#pragma GCC unroll 4
+        for (size_t i = 0; i < 4; i++) {
+            const bool is = r + i < s->n_rows;
+            vf v = is && j->accumulate ? _mm512_maskz_loadu_ps(cols, c + (r + i) * j->ldc)
+                                       : vf_set1(0.0f);
+            if (is && bias) v = vf_add(v, _mm512_maskz_loadu_ps(cols, bias));
+            y[i] = (__m512i)v;
+        }
+        columns_put(y, buf + r);
+    }
+    amx_barrier();
+    switch (s->t) {
+#define BEGIN(i)                                                                                   \
+    case i:                                                                                        \
+        if (zero)                                                                                  \
+            _tile_zero(i);                                                                         \
+        else                                                                                       \
+            _tile_loadd(i, buf, 64);                                                               \
+        break;
+        EACH_SUM(BEGIN)
+#undef BEGIN
+    }
+}
+
+static void codes_end(const struct kn_gemm_job *j, const struct codes_sums *s)
+{
+    uint32_t buf[CELLS] __attribute__((aligned(64)));
+    float *c = j->c + s->row * j->ldc + s->col;
+    const __mmask16 cols = (__mmask16)((1u << s->n_cols) - 1u);
+    switch (s->t) {
+#define END(i)                                                                                     \
+    case i:                                                                                        \
+        _tile_stored(i, buf, 64);                                                                  \
+        break;
+        EACH_SUM(END)
+#undef END
+    }
+    for (size_t r = 0; r < s->n_rows; r += 4) {
+        __m512i y[4];
+        columns_get(buf + r, y);
+        for (size_t i = 0; i < 4 && r + i < s->n_rows; i++)
+            _mm512_mask_storeu_ps(c + (r + i) * j->ldc, cols, (vf)y[i]);
+    }
+}
+
+/* Rows [0, m), m <= 16, as a tile for each step. */
+void kn_amx_columns(const float *a, size_t lda, size_t m, size_t k, void *columns)
+{
+    uint32_t *to = columns;
+    for (size_t k0 = 0; k0 < k; k0 += CODES_STEP, to += CELLS)
+        for (size_t r = 0; r < AMX_ROWS; r += 4) {
+            __m512i y[4];
+#pragma GCC unroll 4
+            for (size_t i = 0; i < 4; i++) {
+                const float *x = a + (r + i) * lda + k0;
+                y[i] = r + i < m ? (__m512i)_mm512_cvtne2ps_pbh(vf_load(x + VL), vf_load(x))
+                                 : _mm512_set1_epi32(0);
+            }
+            columns_put(y, to + r);
+        }
+}
+
+int kn_gemm_codes_amx(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
+{
+    const struct kn_panel *panel = j->coded->panel;
+    const size_t n_rows = (j->m + AMX_ROWS - 1) / AMX_ROWS;
+    amx_open();
+    for (size_t half = 2 * panel0, n; half < 2 * panel1; half += n) {
+        const struct codes_form *f = &panel[half / 2].form;
+        n = n_rows > 2 ? 1 : 2;
+        if (n_rows == 1 && half / 2 + 1 < panel1 && codes_form_same(f, &panel[half / 2 + 1].form))
+            n = HALVES_MAX;
+        if (kn_cancelled(j->cancel)) break;
+        for (size_t t = 0; t < n * n_rows; t++) {
+            const struct codes_sums s = codes_sums(j, t, half + t / n_rows, t % n_rows);
+            codes_begin(j, &s);
+        }
+        codes_sums_of(f, j, half, n);
+        for (size_t t = 0; t < n * n_rows; t++) {
+            const struct codes_sums s = codes_sums(j, t, half + t / n_rows, t % n_rows);
+            codes_end(j, &s);
+        }
+    }
+    _tile_release();
+    return kn_cancelled(j->cancel) ? -ECANCELED : 0;
+}
