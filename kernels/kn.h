@@ -40,7 +40,14 @@
 
 enum { KN_PAGE = 64 }; /* P: tokens per KV page = keys per attention block; chosen: 4 zmm of keys */
 
-enum kn_isa { KN_ISA_PORTABLE, KN_ISA_AVX2, KN_ISA_AVX512, KN_ISA_AVX512_BF16, KN_ISA_AMX };
+enum kn_isa {
+    KN_ISA_PORTABLE,
+    KN_ISA_NEON, /* on 64-bit Arm; the others on x86 */
+    KN_ISA_AVX2,
+    KN_ISA_AVX512,
+    KN_ISA_AVX512_BF16,
+    KN_ISA_AMX
+};
 enum kn_arith { KN_ARITH_AUTO, KN_ARITH_F32, KN_ARITH_BF16 }; /* GEMM arithmetic (--dtype) */
 /* Weights (--weights). AUTO: as the arithmetic. 8 bits: int8, or e4m3 on a GPU, with one scale a
  * row of the weight; rows of the other operand are rounded to the same type, with a scale each. On
@@ -79,7 +86,7 @@ struct kn_tuning {
 struct kn_dev_opts {
     const char *device;  /* NULL/"cpu", "cuda", "cuda:1"; "hostcuda": its emulation, for tests */
     unsigned n_threads;  /* 0 = all cores this process may use */
-    const char *isa;     /* NULL/"auto", "portable", "avx2", "avx512", "amx" */
+    const char *isa;     /* NULL/"auto", "portable", "neon", "avx2", "avx512", "amx" */
     const char *gemm;    /* NULL/"auto" or a candidate's name: "own-f32", "own-bf16" */
     enum kn_arith arith; /* AUTO: bf16 where allow_bf16, and there are tiles or it is faster */
     bool allow_bf16;     /* the file's own precision is bf16 or below */

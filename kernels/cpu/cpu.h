@@ -88,7 +88,7 @@ struct kn_simd {
     float (*sqdist)(const float *a, const float *b, size_t n);
     struct kn_formats stored;
 };
-extern const struct kn_simd kn_simd_portable;
+extern const struct kn_simd kn_simd_portable, kn_simd_neon;
 #if defined(__x86_64__)
 extern const struct kn_simd kn_simd_avx2, kn_simd_avx512;
 int kn_gemm_bf16_avx512(const struct kn_gemm_job *j, size_t panel0, size_t panel1);

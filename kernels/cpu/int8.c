@@ -15,7 +15,7 @@ int kn_int8_create(struct kn_dev *d, size_t n, size_t k, struct kn_int8 **ret)
     if (!w) return -ENOMEM;
     *w = (struct kn_int8){.cut = cut,
                           .nr = (unsigned)nr,
-                          .zero = d->isa == KN_ISA_AMX ? 0 : 128,
+                          .zero = d->isa == KN_ISA_AMX || d->isa == KN_ISA_NEON ? 0 : 128,
                           .k = k,
                           .columns = columns,
                           .bytes = columns * (cut.k + cut.n_blocks * sizeof *w->scale)};

@@ -3,9 +3,9 @@
  * Both have a scale for each block of k: its largest magnitude by 127. k is cut into as few equal
  * blocks of whole steps as KN_INT8_BLOCK allows. Sums of a block are exact, so all instruction sets
  * give the same; they are scaled and added in f32, block after block. Panels of nr columns are
- * [k / 4][nr][4] bytes, k as whole steps: a unit is what one lane of vpdpbusd takes, sixteen of
- * them a tile of AMX. vpdpbusd takes weights without a sign: 128 more, which the sums of a row's
- * values take back; on AMX they have one. Thread: any once they are filled. */
+ * [k / 4][nr][4] bytes, k as whole steps: a unit is what one lane of vpdpbusd or sdot takes,
+ * sixteen of them a tile of AMX. vpdpbusd takes weights without a sign: 128 more, which the sums of
+ * a row's values take back; elsewhere they have one. Thread: any once they are filled. */
 #ifndef KERNELS_CPU_INT8_H
 #define KERNELS_CPU_INT8_H
 
@@ -50,18 +50,24 @@ struct kn_int8_rows {
 /* Places them from `at` on, aligned to 64; the bytes that they take. */
 size_t kn_int8_place(size_t m, size_t k, char *at, struct kn_int8_rows *ret);
 
-/* isa.c: whether there are products of 8 bits (VNNI). */
-bool kn_isa_int8(enum kn_isa isa);
-
-#if defined(__x86_64__) /* simd/gemm_int8.c: rows rounded; panels [panel0, panel1) */
+/* isa.c: whether there are products of 8 bits (VNNI, dotprod); where there are, rows rounded, and
+ * panels [panel0, panel1) multiplied. */
 struct kn_gemm_job;
-void kn_avx2_int8_rows(const float *a, size_t lda, size_t m, size_t k,
-                       const struct kn_int8_rows *to);
-void kn_avx512_int8_rows(const float *a, size_t lda, size_t m, size_t k,
-                         const struct kn_int8_rows *to);
-int kn_avx2_gemm_int8(const struct kn_gemm_job *j, size_t panel0, size_t panel1);
-int kn_avx512_gemm_int8(const struct kn_gemm_job *j, size_t panel0, size_t panel1);
+typedef void (*kn_int8_rows_fn)(const float *a, size_t lda, size_t m, size_t k,
+                                const struct kn_int8_rows *to);
+typedef int (*kn_int8_gemm_fn)(const struct kn_gemm_job *j, size_t panel0, size_t panel1);
+bool kn_isa_int8(enum kn_isa isa);
+kn_int8_rows_fn kn_int8_rows_of(enum kn_isa isa);
+kn_int8_gemm_fn kn_int8_gemm_of(enum kn_isa isa);
+
+/* simd/gemm_int8.c, for each instruction set that has them */
+#define KN_INT8_OF(set)                                                                            \
+    void kn_##set##_int8_rows(const float *a, size_t lda, size_t m, size_t k,                      \
+                              const struct kn_int8_rows *to);                                      \
+    int kn_##set##_gemm_int8(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
+KN_INT8_OF(neon);
+KN_INT8_OF(avx2);
+KN_INT8_OF(avx512);
 int kn_gemm_int8_amx(const struct kn_gemm_job *j, size_t panel0, size_t panel1);
-#endif
 
 #endif

@@ -9,9 +9,17 @@
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
-static const char *const isa_names[] = {"portable", "avx2", "avx512", "avx512", "amx"};
+static const char *const isa_names[] = {"portable", "neon", "avx2", "avx512", "avx512", "amx"};
+#if defined(__aarch64__)
+#define ISAS_HERE "portable, neon"
+#else
+#define ISAS_HERE "portable, avx2, avx512, amx"
+#endif
 
 const char *kn_isa_name(enum kn_isa isa)
 {
@@ -19,22 +27,20 @@ const char *kn_isa_name(enum kn_isa isa)
 }
 
 #if !defined(KN_HOSTSIMD)
+#if defined(__x86_64__)
 /* Tiles of bf16 and int8, which all CPUs have that have tiles, and the kernel's leave to use them,
  * which holds for all threads of the process. */
 static bool has_amx(void)
 {
-#if defined(__x86_64__)
     enum { REQUEST = 0x1023, TILE_DATA = 18 }; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA */
     const unsigned tiles = 1u << 25 | 1u << 24 | 1u << 22;
     unsigned a, b, c, d;
     return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & tiles) == tiles &&
            syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
-#else
-    return false;
-#endif
 }
+#endif
 
-/* Products of 8 bits (VNNI). */
+/* Products of 8 bits (VNNI, dotprod). */
 bool kn_isa_int8(enum kn_isa isa)
 {
 #if defined(__x86_64__)
@@ -42,6 +48,8 @@ bool kn_isa_int8(enum kn_isa isa)
     unsigned a, b, c, d;
     if (isa >= KN_ISA_AVX512) return __builtin_cpu_supports("avx512vnni");
     return isa == KN_ISA_AVX2 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & AVX_VNNI);
+#elif defined(__aarch64__)
+    return isa == KN_ISA_NEON && (getauxval(AT_HWCAP) & HWCAP_ASIMDDP);
 #else
     return false;
 #endif
@@ -57,6 +65,8 @@ static enum kn_isa find_best(void)
         return has_amx() ? KN_ISA_AMX : KN_ISA_AVX512_BF16;
     }
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return KN_ISA_AVX2;
+#elif defined(__aarch64__)
+    return KN_ISA_NEON;
 #endif
     return KN_ISA_PORTABLE;
 }
@@ -95,13 +105,36 @@ int kn_isa_pick(const char *name, enum kn_isa *ret_isa, struct err *err)
     while (want <= KN_ISA_AMX && strcmp(name, isa_names[want]) != 0)
         want++;
     if (want > KN_ISA_AMX)
-        return err_set(err, -EINVAL,
-                       "unknown instruction set \"%s\" (auto, portable, avx2, avx512, amx)", name);
+        return err_set(err, -EINVAL, "unknown instruction set \"%s\" (auto, " ISAS_HERE ")", name);
     if (want == KN_ISA_AVX512 && best > want) want = KN_ISA_AVX512_BF16;
-    if (want > best)
+    if (want > best || (want == KN_ISA_NEON && best != want))
         return err_set(err, -ENOTSUP, "this CPU has no %s, its best is %s", name, isa_names[best]);
     *ret_isa = want;
     return 0;
+}
+
+kn_int8_rows_fn kn_int8_rows_of(enum kn_isa isa)
+{
+#if defined(__x86_64__)
+    return isa == KN_ISA_AVX2 ? kn_avx2_int8_rows : kn_avx512_int8_rows;
+#elif defined(__aarch64__)
+    return kn_neon_int8_rows;
+#else
+    return NULL;
+#endif
+}
+
+kn_int8_gemm_fn kn_int8_gemm_of(enum kn_isa isa)
+{
+#if defined(__x86_64__)
+    return isa == KN_ISA_AMX    ? kn_gemm_int8_amx
+           : isa == KN_ISA_AVX2 ? kn_avx2_gemm_int8
+                                : kn_avx512_gemm_int8;
+#elif defined(__aarch64__)
+    return kn_neon_gemm_int8;
+#else
+    return NULL;
+#endif
 }
 
 const struct kn_simd *kn_isa_table(enum kn_isa isa)
@@ -109,6 +142,8 @@ const struct kn_simd *kn_isa_table(enum kn_isa isa)
 #if defined(__x86_64__)
     if (isa >= KN_ISA_AVX512) return &kn_simd_avx512;
     if (isa == KN_ISA_AVX2) return &kn_simd_avx2;
+#elif defined(__aarch64__)
+    if (isa == KN_ISA_NEON) return &kn_simd_neon;
 #endif
     return &kn_simd_portable;
 }

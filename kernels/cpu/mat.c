@@ -248,10 +248,7 @@ static int rows8_item(struct kn_stream *st, void *arg, size_t item)
     const struct gemm_par *g = arg;
     const struct kn_gemm_args *a = &g->a[item];
     const struct kn_int8_rows r = rows8_of(g, item);
-#if defined(__x86_64__)
-    (st->dev->isa == KN_ISA_AVX2 ? kn_avx2_int8_rows : kn_avx512_int8_rows)(a->a, a->lda, a->m,
-                                                                            a->w->k, &r);
-#endif
+    kn_int8_rows_of(st->dev->isa)(a->a, a->lda, a->m, a->w->k, &r);
     return 0;
 }
 
@@ -326,11 +323,8 @@ static size_t item_start(const struct kn_mat *w, size_t n_items, size_t item)
 
 static int run_panels(const struct kn_mat *w, const struct kn_gemm_job *j, size_t p0, size_t p1)
 {
+    if (j->rows) return kn_int8_gemm_of(w->dev->isa)(j, p0, p1);
 #if defined(__x86_64__)
-    if (j->rows)
-        return (w->dev->isa == KN_ISA_AMX    ? kn_gemm_int8_amx
-                : w->dev->isa == KN_ISA_AVX2 ? kn_avx2_gemm_int8
-                                             : kn_avx512_gemm_int8)(j, p0, p1);
     if (j->columns) return kn_gemm_codes_amx(j, p0, p1);
     if (w->kind == GEMM_OWN_BF16 && !j->as_f32)
         return (w->dev->isa == KN_ISA_AMX ? kn_gemm_bf16_amx : kn_gemm_bf16_avx512)(j, p0, p1);

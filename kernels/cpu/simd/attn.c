@@ -7,12 +7,12 @@
  * chain in ascending order; a key beyond the row's position gets probability exactly 0, adds 0 to
  * the sums and leaves the maximum, so a masked-out key or page changes no bit. Positions are
  * compared only in pages that reach beyond the first position of the packed rows.
- * Registers: 6 rows x 4 vectors of keys (AVX-512), 6 x 2 (AVX2 and portable). Thread: any. */
+ * Registers: 6 rows x 4 vectors of keys (AVX-512, NEON), 6 x 2 (AVX2 and portable). Thread: any. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/simd/table.h"
 #include "kernels/cpu/simd/vec.h"
 
-#if KN_SIMD == 512
+#if KN_SIMD == 512 || KN_SIMD == 128
 #define ATTN_NV 4
 #else
 #define ATTN_NV 2

@@ -4,7 +4,8 @@
  * A product of a code and D has at most 24 bits in every form, so it is exact and a fused sum with
  * M is rounded as the separate one is. On AVX-512 a nibble becomes a float by one permutation,
  * which looks at the low four bits of a lane alone, whether the numbers are in a row or a table's;
- * AVX2 has eight floats in a register, so a table's are in two. Pure. */
+ * AVX2 has eight floats in a register, so a table's are in two; NEON finds a table's as bytes.
+ * Pure. */
 #ifndef KERNELS_CPU_SIMD_CODES_STEP_H
 #define KERNELS_CPU_SIMD_CODES_STEP_H
 
@@ -68,6 +69,38 @@ VF_INLINE vf nibble(const struct codes_form f, words x, int j, meaning of)
     }
     x = _mm256_and_si256(x, _mm256_set1_epi32(15));
     return f.low ? vf_add(_mm256_cvtepi32_ps(x), of.low) : _mm256_cvtepi32_ps(x);
+}
+#elif KN_SIMD == 128
+VF_INLINE vf from_i8(const uint8_t *p)
+{
+    int32_t four;
+    memcpy(&four, p, sizeof four);
+    const int16x8_t w = vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(four)));
+    return vcvtq_f32_s32(vmovl_s16(vget_low_s16(w)));
+}
+VF_INLINE vf from_f16(const uint8_t *p)
+{
+    return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p)));
+}
+typedef uint32x4_t words;
+#define words_load(p) vreinterpretq_u32_u8(vld1q_u8(p))
+typedef struct { /* a table's numbers, what is added to others */
+    int8x16_t table;
+    vf add;
+} meaning;
+VF_INLINE meaning meaning_of(const struct codes_form f)
+{
+    return (meaning){vld1q_s8(codes_table[f.table]), vf_set1(f.low)};
+}
+VF_INLINE vf nibble(const struct codes_form f, words x, int j, meaning of)
+{
+    const words place = vandq_u32(vshlq_u32(x, vdupq_n_s32(-4 * j)), vdupq_n_u32(15));
+    if (f.table) { /* the lanes' upper bytes find number 0, and are shifted away */
+        const int8x16_t q = vqtbl1q_s8(of.table, vreinterpretq_u8_u32(place));
+        return vcvtq_f32_s32(vshrq_n_s32(vshlq_n_s32(vreinterpretq_s32_s8(q), 24), 24));
+    }
+    const vf q = vcvtq_f32_u32(place);
+    return f.low ? vf_add(q, of.add) : q;
 }
 #else
 VF_INLINE vf from_i8(const uint8_t *p)

@@ -1,4 +1,5 @@
-/* f32 GEMM of one instruction set: tile 14 x 32 (AVX-512), 6 x 16 (AVX2), 4 x 8 (portable). */
+/* f32 GEMM of one instruction set: tile 14 x 32 (AVX-512), 6 x 16 (AVX2), 12 x 8 (NEON), 4 x 8
+ * (portable). */
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/simd/table.h"
 #include "kernels/cpu/simd/vec.h"
@@ -9,6 +10,8 @@ typedef vf tile_b;
 #define TILE_MR 14
 #elif KN_SIMD == 256
 #define TILE_MR 6
+#elif KN_SIMD == 128
+#define TILE_MR 12
 #else
 #define TILE_MR 4
 #endif

@@ -1,9 +1,10 @@
-/* The GEMM in 8 bits: rows rounded, products by vpdpbusd or AMX tiles, both the same bits.
+/* The GEMM in 8 bits: rows rounded, products by vpdpbusd, sdot or AMX tiles, all the same bits.
  *
  * Sums of a block of k are whole numbers; scaled, they are added to C, block after block, so an
  * output's bits depend on its own row alone. Rows are copied and rounded once for all columns.
  * Columns and k of what is multiplied at a time stay in L2 as elsewhere (gemm_block.h); C of a tile
- * stays in L1. Compiled for AVX-512 with VNNI and AMX, and for AVX-VNNI. Thread: any. */
+ * stays in L1. Compiled for AVX-512 with VNNI and AMX, for AVX-VNNI, and for NEON with products of
+ * 8 bits (Armv8.2 dotprod). Thread: any. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/simd/cases.h"
 #include "kernels/cpu/simd/vec.h"
@@ -13,8 +14,10 @@
 
 #if KN_SIMD == 512
 #define MR 14 /* rows of a tile of registers */
-#else
+#elif KN_SIMD == 256
 #define MR 6
+#else
+#define MR 12
 #endif
 enum {
     NV = 2, /* vectors across a panel */
@@ -24,6 +27,7 @@ enum {
     KC = 1024 / KN_INT8_BLOCK, /* chosen: blocks of k: 32 rows are 32 KiB of L1 */
 };
 typedef int32_t whole __attribute__((vector_size(VL * 4)));
+#define ZERO (KN_SIMD == 128 ? 0 : 128) /* kn_int8.zero of what tile_sums() reads */
 
 #if KN_SIMD == 512
 #define NAME(name) kn_avx512_##name
@@ -32,6 +36,13 @@ typedef int32_t whole __attribute__((vector_size(VL * 4)));
 #define whole_set1(x) ((whole)_mm512_set1_epi32(x))
 #define whole_dot(c, b, a) ((whole)_mm512_dpbusd_epi32((__m512i)(c), (__m512i)(b), (__m512i)(a)))
 #define whole_vf(x) _mm512_cvtepi32_ps((__m512i)(x))
+#elif KN_SIMD == 128
+#define NAME(name) kn_neon_##name
+#define whole_load(p) ((whole)vld1q_s8((const int8_t *)(p)))
+#define whole_store(p, x) vst1q_s32(p, (int32x4_t)(x))
+#define whole_set1(x) ((whole)vdupq_n_s32(x))
+#define whole_dot(c, b, a) ((whole)vdotq_s32((int32x4_t)(c), (int8x16_t)(b), (int8x16_t)(a)))
+#define whole_vf(x) vcvtq_f32_s32((int32x4_t)(x))
 #else
 #define NAME(name) kn_avx2_##name
 #define whole_load(p) ((whole)_mm256_loadu_si256((const void *)(p)))
@@ -146,7 +157,7 @@ VF_INLINE void tile_rows(const int R, const int8_t *a, size_t lda, const uint8_t
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 2
         for (int v = 0; v < NV; v++)
-            acc[r][v] = whole_set1(-128 * row_sum[(size_t)r * n_blocks]);
+            acc[r][v] = whole_set1(ZERO ? -ZERO * row_sum[(size_t)r * n_blocks] : 0);
     for (size_t u = 0; u < units; u++, a += 4, b += 4 * NR) {
         const whole b0 = whole_load(b), b1 = whole_load(b + 4 * VL);
 #pragma GCC unroll 16

@@ -248,7 +248,7 @@ static int encode_f16(const float *x, size_t n, uint16_t *out)
 {
     size_t i = 0;
     unsigned bad = 0;
-#if KN_SIMD
+#if KN_SIMD >= 256
     __m128i inf = _mm_set1_epi16(0x7c00);
     __m128i any = _mm_setzero_si128();
     for (; i + 8 <= n; i += 8) {
@@ -257,6 +257,15 @@ static int encode_f16(const float *x, size_t n, uint16_t *out)
         _mm_storeu_si128((__m128i *)(void *)(out + i), h);
     }
     bad = (unsigned)_mm_movemask_epi8(any);
+#elif KN_SIMD == 128
+    const uint16x4_t inf = vdup_n_u16(0x7c00);
+    uint16x4_t any = vdup_n_u16(0);
+    for (; i + 4 <= n; i += 4) {
+        const uint16x4_t h = vreinterpret_u16_f16(vcvt_f16_f32(vld1q_f32(x + i)));
+        any = vorr_u16(any, vceq_u16(vand_u16(h, inf), inf));
+        vst1_u16(out + i, h);
+    }
+    bad = vmaxv_u16(any);
 #endif
     for (; i < n; i++) {
         out[i] = f16_from_f32(x[i]);
@@ -268,10 +277,13 @@ static int encode_f16(const float *x, size_t n, uint16_t *out)
 static void decode_f16(const uint16_t *x, size_t n, float *out)
 {
     size_t i = 0;
-#if KN_SIMD
+#if KN_SIMD >= 256
     for (; i + 8 <= n; i += 8)
         _mm256_storeu_ps(out + i,
                          _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(x + i))));
+#elif KN_SIMD == 128
+    for (; i + 4 <= n; i += 4)
+        vst1q_f32(out + i, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(x + i))));
 #endif
     for (; i < n; i++)
         out[i] = f16_to_f32(x[i]);
@@ -315,6 +327,13 @@ static int encode_q8(const float *x, size_t K, uint8_t *out)
         __m128i half = _mm_packs_epi32(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1));
         _mm_storel_epi64((__m128i *)(void *)(dst + i), _mm_packs_epi16(half, half));
     }
+#elif KN_SIMD == 128
+    for (; i + 8 <= K; i += 8) {
+        const int32x4_t a = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x + i), inv));
+        const int32x4_t b = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x + i + 4), inv));
+        const int16x8_t w = vcombine_s16(vqmovn_s32(a), vqmovn_s32(b));
+        vst1_s8(dst + i, vmax_s8(vqmovn_s16(w), vdup_n_s8(-127)));
+    }
 #endif
     for (; i < K; i++) { /* to the nearest, ties to even, as above */
         float v = x[i] * inv;
@@ -340,6 +359,12 @@ static void decode_q8(const uint8_t *head, size_t first, size_t n, float *out)
         __m256i v = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(q + i)));
         _mm256_storeu_ps(out + i, _mm256_mul_ps(_mm256_cvtepi32_ps(v), _mm256_set1_ps(step)));
     }
+#elif KN_SIMD == 128
+    for (; i + 8 <= n; i += 8) {
+        const int16x8_t v = vmovl_s8(vld1_s8(q + i));
+        vst1q_f32(out + i, vmulq_n_f32(vcvtq_f32_s32(vmovl_s16(vget_low_s16(v))), step));
+        vst1q_f32(out + i + 4, vmulq_n_f32(vcvtq_f32_s32(vmovl_high_s16(v)), step));
+    }
 #endif
     for (; i < n; i++)
         out[i] = (float)q[i] * step;
@@ -354,6 +379,10 @@ const struct kn_simd KN_TABLE = {
     .name = "avx2",
     .mr = 6,
     .nr = 16,
+#elif KN_SIMD == 128
+    .name = "neon",
+    .mr = 12,
+    .nr = 8,
 #else
     .name = "portable",
     .mr = 4,

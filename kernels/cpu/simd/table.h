@@ -10,6 +10,9 @@
 #elif KN_SIMD == 256
 #define KN_NAME(x) kn_avx2_##x
 #define KN_TABLE kn_simd_avx2
+#elif KN_SIMD == 128
+#define KN_NAME(x) kn_neon_##x
+#define KN_TABLE kn_simd_neon
 #else
 #define KN_NAME(x) kn_portable_##x
 #define KN_TABLE kn_simd_portable

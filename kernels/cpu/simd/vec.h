@@ -1,11 +1,10 @@
 /* vec: one vector of f32 in the widest registers of the instruction set a file is compiled for.
  *
- * The files of this folder are compiled once per instruction set (KN_SIMD = 512, 256 or 0), so a
- * kernel is written once. vf_fma() is fused where the hardware fuses and a product then a sum in
- * the portable build: one instruction set always gives the same bits, two need not agree.
- * exp2 is a polynomial of degree 6 on [-1/2, 1/2] (coefficients of Cephes exp2f, relative error
- * below 2e-7 = about 2 ulp); arguments below -126 give exactly 0, -inf included, and 0 gives 1.
- * Thread: any. */
+ * The files of this folder are compiled once per instruction set (KN_SIMD = 512, 256, 128 for
+ * NEON, or 0), so a kernel is written once. One set always gives the same bits, two need not agree:
+ * in the portable build vf_fma() is a product, then a sum. exp2 is a polynomial of degree 6 on
+ * [-1/2, 1/2] (coefficients of Cephes exp2f, relative error below 2e-7 = about 2 ulp); arguments
+ * below -126 give exactly 0, -inf included, and 0 gives 1. Thread: any. */
 #ifndef KERNELS_CPU_SIMD_VEC_H
 #define KERNELS_CPU_SIMD_VEC_H
 
@@ -86,6 +85,8 @@ VF_INLINE float vf_hmax(vf v)
     a = _mm_max_ps(a, _mm_movehl_ps(a, a));
     return _mm_cvtss_f32(_mm_max_ss(a, _mm_shuffle_ps(a, a, 1)));
 }
+#elif KN_SIMD == 128
+#include "kernels/cpu/simd/vec_neon.h"
 #else
 enum { VL = 4 };
 typedef float vf __attribute__((vector_size(16)));

@@ -2,7 +2,11 @@
 
 #include <dlfcn.h>
 
+#if defined(__aarch64__)
+static const char *const isas[KERN_ISAS] = {"portable", "neon", "avx512", "amx"}; /* has two */
+#else
 static const char *const isas[KERN_ISAS] = {"portable", "avx2", "avx512", "amx"};
+#endif
 
 #undef malloc
 #undef free
