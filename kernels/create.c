@@ -54,6 +54,7 @@ static int create(const struct kn_dev_opts *opts, struct kn_dev **ret_dev, struc
     int index = 0, r = plain_weights(&o, cpu, err);
     if (r < 0) return r;
     if (cpu) return kn_cpu_create(&o, ret_dev, err);
+    if (o.kv_q8) return err_set(err, -ENOTSUP, "KV pages in 8 bits are the CPU's");
     if (strncmp(name, kind, n) == 0 &&
         (!name[n] || (sscanf(name + n, ":%3d%c", &index, &rest) == 1 && index >= 0)))
         return create_apart(&o, kind, index, ret_dev, err);

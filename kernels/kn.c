@@ -397,9 +397,9 @@ int kn_rope(struct kn_stream *st, const struct kn_rope *r, float *x, size_t ldx,
     return m ? stream_ops(st)->row->rope(st, r, x, ldx, m, heads, pos) : 0;
 }
 
-size_t kn_kv_layer_values(unsigned G, unsigned K)
+size_t kn_kv_layer_values(enum kn_dtype kv, unsigned G, unsigned K)
 {
-    return (size_t)2 * G * K * P;
+    return 2 * P * (kv == KN_Q8 ? kn_row_bytes(KN_Q8, G, K) : (size_t)G * K);
 }
 
 int kn_kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, const int32_t *pos,

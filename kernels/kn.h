@@ -90,6 +90,7 @@ struct kn_dev_opts {
     const char *gemm;    /* NULL/"auto" or a candidate's name: "own-f32", "own-bf16" */
     enum kn_arith arith; /* AUTO: bf16 where allow_bf16, and there are tiles or it is faster */
     bool allow_bf16;     /* the file's own precision is bf16 or below */
+    bool kv_q8;          /* pages in 8 bits: KN_Q8; else as the arithmetic. On the CPU */
     enum kn_weights weights;
     struct kn_tuning tune;
     const char *cache_dir; /* where the choice is remembered; NULL = do not cache */
@@ -111,7 +112,8 @@ struct kn_info {
     unsigned n_threads;
     bool is_host;                           /* all memory is plain memory */
     bool gemm_invariant;                    /* see above: determinism */
-    size_t kv_value_bytes;                  /* of a value in a page */
+    enum kn_dtype kv;                       /* what pages hold: f32, bf16 or Q8 */
+    size_t kv_value_bytes;                  /* of a value in a page; Q8: without its scale */
     size_t wide_rows_max;                   /* up to here kn_wide() is the better choice */
     struct kn_gemm_rate rate[KN_RATES_MAX]; /* what the tuning measured */
     size_t n_rates;                         /* 0: it was not asked to */
@@ -328,22 +330,26 @@ int kn_rope(struct kn_stream *st, const struct kn_rope *r, float *x /* [m, heads
             size_t ldx, size_t m, size_t heads, const int32_t *pos /* [m] */);
 
 /* ---- paged KV ----
- * Page p of layer l holds tokens [p*P, p*P+P) in 2*G*K*P values at
- * base + (pages[p] * page_stride + l * layer_stride) * kv_value_bytes. Type and order are the
- * device's own (the CPU: f32, K transposed [G, K, P], then V [G, P, K]; where it multiplies bf16:
- * bf16 in tiles, cpu/simd/attn_bf16.c). K is rotated at its position.
+ * Page p of layer l holds tokens [p*P, p*P+P) in kn_kv_layer_values() at
+ * base + (pages[p] * page_stride + l * layer_stride) * kv_value_bytes. The type is kn_info.kv, the
+ * order the device's own (the CPU: f32, K transposed [G, K, P], then V [G, P, K]; where it
+ * multiplies bf16: bf16 in tiles, cpu/simd/attn_bf16.c; Q8: cpu/pages.h). K is rotated at its
+ * position. Q8 rounds rows as a stored row is rounded (types.h), after the rotation, and what a
+ * record has in Q8 is not rounded again unless it is rotated.
  * Of one sequence, or of as many as an operation has rows: the new tokens of a batch side by side
  * fill a device that one of them does not. Every row is what it would be alone, bit for bit. */
 struct kn_kv {
     void *base;
-    size_t page_stride, layer_stride; /* values */
+    size_t page_stride, layer_stride; /* values; Q8: bytes */
     const int32_t *pages;             /* [n_pages] page ids of the sequence */
     size_t n_pages;                   /* `each`: no row has more */
     unsigned G, K;
     const struct kn_pages *each; /* [rows], read by operations: row i's own; NULL: one sequence */
 };
-size_t kn_kv_layer_values(unsigned G, unsigned K); /* of one page of one layer: 2*G*K*P */
-/* Store rotated K and V rows at positions pos[i]. k, v: [m, G, K] with row strides. */
+/* Of one page of one layer: 2*G*K*P; Q8: 2*G*(K+2)*P, bytes. */
+size_t kn_kv_layer_values(enum kn_dtype kv, unsigned G, unsigned K);
+/* Store rotated K and V rows at positions pos[i]. k, v: [m, G, K] with row strides. Q8: -ERANGE as
+ * kn_encode_rows(). */
 int kn_kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, const int32_t *pos,
               size_t m, const float *k, size_t ldk, const float *v, size_t ldv);
 /* Store rows that come from records, K rotated; pieces have no position in common. Rows that are

@@ -659,7 +659,7 @@ int fus_core_create(const struct model *m, const struct fus_core_opts *o, struct
             "not run on %s: use --device cpu",
             kn_info(c->dev)->device);
     if (r < 0) goto fail;
-    c->layer_stride = kn_kv_layer_values(c->cfg.G, c->cfg.K);
+    c->layer_stride = kn_kv_layer_values(kn_info(c->dev)->kv, c->cfg.G, c->cfg.K);
     c->page_stride = c->layer_stride * c->cfg.L;
     if (!kn_info(c->dev)->is_host) { /* whole 4 KiB, as records stand in shared pages */
         const size_t unit = 4096 / kn_info(c->dev)->kv_value_bytes;

@@ -119,8 +119,8 @@ static int room_make(struct enc_bert *b, size_t rows, size_t n_pages, size_t n_s
     struct room *m = &b->room;
     if (rows <= m->rows && n_pages <= m->n_pages && n_seqs <= m->n_seqs) return 0;
     const size_t act = rows * b->cfg.D * sizeof(float), ids = rows * sizeof(int32_t);
-    const size_t page =
-        kn_kv_layer_values(b->cfg.H, b->cfg.D / b->cfg.H) * kn_info(b->w.dev)->kv_value_bytes;
+    const size_t page = kn_kv_layer_values(kn_info(b->w.dev)->kv, b->cfg.H, b->cfg.D / b->cfg.H) *
+                        kn_info(b->w.dev)->kv_value_bytes;
     room_free(b);
     m->x = kn_mem_alloc(b->w.dev, KN_MEM_SHARED, act);
     m->q = kn_mem_alloc(b->w.dev, KN_MEM_DEVICE, act);
@@ -171,7 +171,7 @@ static int lay_out(struct enc_bert *b, const struct enc_text *text, size_t n)
     int r = room_make(b, rows, n_pages, n);
     if (r < 0) return r;
     struct room *m = &b->room;
-    const size_t values = kn_kv_layer_values(b->cfg.H, K);
+    const size_t values = kn_kv_layer_values(kn_info(b->w.dev)->kv, b->cfg.H, K);
     size_t row = 0, page = 0;
     for (size_t i = 0; i < n; i++) {
         struct seq *s = &m->seq[i];

@@ -8,6 +8,7 @@
 
 #include "kernels/cpu/coded.h"
 #include "kernels/cpu/int8.h"
+#include "kernels/cpu/pages.h"
 #include "kernels/cpu/simd/row_table.h"
 #include "kernels/kn_int.h"
 
@@ -47,23 +48,6 @@ struct kn_gemm_job {
     bool accumulate;
     const atomic_bool *cancel;
 };
-struct kn_attn_job {
-    const struct kn_attn_args *args;
-    bool tiles;     /* bf16 pages: by AMX */
-    float *scratch; /* kn_attn_ops.scratch() floats */
-    const atomic_bool *cancel;
-};
-/* What pages hold, and its readers. */
-struct kn_attn_ops {
-    size_t value_bytes;
-    /* n rows into consecutive slots of one page of a layer; -ENOTSUP: heads that it has no form
-     * for. */
-    int (*put)(const struct kn_kv *kv, void *layer, size_t slot, size_t n, const float *k,
-               size_t ldk, const float *v, size_t ldv);
-    size_t (*scratch)(size_t group, size_t K); /* floats that attn and mass need */
-    int (*attn)(const struct kn_attn_job *j, unsigned g0, unsigned g1);
-    int (*mass)(const struct kn_attn_job *j, float *mass, size_t key0, size_t n_keys);
-};
 
 /* Rows of values to and from enum kn_dtype. */
 struct kn_formats {
@@ -82,7 +66,7 @@ struct kn_simd {
     int (*gemm_f32)(const struct kn_gemm_job *j, size_t panel0, size_t panel1);
     bool (*codes_panel)(const struct codes_form *f, const uint8_t *panel, size_t k0, size_t kc,
                         float *out);
-    struct kn_attn_ops attn; /* f32 pages */
+    struct kn_attn_ops attn; /* in f32 */
     struct kn_row_simd row;
     void (*rope)(float *x, size_t half, const float *cos, const float *sin, float mscale);
     float (*sqdist)(const float *a, const float *b, size_t n);
@@ -93,7 +77,7 @@ extern const struct kn_simd kn_simd_portable, kn_simd_neon;
 extern const struct kn_simd kn_simd_avx2, kn_simd_avx512;
 int kn_gemm_bf16_avx512(const struct kn_gemm_job *j, size_t panel0, size_t panel1);
 int kn_gemm_bf16_amx(const struct kn_gemm_job *j, size_t panel0, size_t panel1);
-extern const struct kn_attn_ops kn_attn_bf16; /* bf16 pages */
+extern const struct kn_attn_ops kn_attn_bf16;
 bool kn_avx512_codes_panel(const struct codes_form *f, const uint8_t *panel, size_t k0, size_t kc,
                            float *out);
 #endif
@@ -117,6 +101,7 @@ struct kn_dev {
     const struct kn_simd *simd;
     bool has_bf16; /* AVX512-BF16 usable with the chosen kernels */
     bool int8;     /* weights of the layers are in 8 bits, as well or alone */
+    bool kv_q8;    /* pages are in 8 bits */
     enum kn_arith arith;
     bool allow_bf16;
     enum kn_gemm_kind gemm;

@@ -54,7 +54,8 @@ static int copy_bytes(struct kn_dev *d, void *dst, const void *src, size_t bytes
 static void settle_info(struct kn_dev *d)
 {
     d->head.info.gemm = d->int8 ? "own-int8" : kn_gemm_name(d->gemm);
-    d->head.info.kv_value_bytes = kn_cpu_attn_ops(d)->value_bytes;
+    d->head.info.kv = d->kv_q8 ? KN_Q8 : kn_cpu_attn_ops(d)->type;
+    d->head.info.kv_value_bytes = d->kv_q8 ? 1 : kn_row_bytes(d->head.info.kv, 1, 1);
 }
 
 static int tune(struct kn_dev *d, const struct kn_tuning *t)
@@ -86,6 +87,7 @@ int kn_cpu_create(const struct kn_dev_opts *o, struct kn_dev **ret_dev, struct e
     if (info->n_threads > 1024) info->n_threads = 1024;
     d->arith = o->arith;
     d->allow_bf16 = o->allow_bf16;
+    d->kv_q8 = o->kv_q8;
     int r = kn_isa_pick(o->isa, &d->isa, err);
     if (r < 0) goto fail;
     info->isa = kn_isa_name(d->isa);

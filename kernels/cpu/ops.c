@@ -105,15 +105,28 @@ static int rotate(struct kn_stream *st, const struct kn_rope *r, float *x, size_
     return 0;
 }
 
-static void *kv_page(const struct kn_kv *kv, unsigned layer, size_t page, size_t value_bytes)
+static void *page_layer(const struct kn_dev *d, const struct kn_kv *kv, unsigned layer, size_t page)
 {
-    return (char *)kv->base +
-           ((size_t)kv->pages[page] * kv->page_stride + (size_t)layer * kv->layer_stride) *
-               value_bytes;
+    return kn_page_layer(kv, layer, page, d->head.info.kv_value_bytes);
+}
+
+/* bf16 has pairs of dims. */
+static bool fits_q8(const struct kn_dev *d, unsigned K)
+{
+    return K <= PAGE8_K_MAX && (K % 2 == 0 || kn_cpu_attn_ops(d)->type == KN_F32);
+}
+
+static int put_slots(const struct kn_dev *d, const struct kn_kv *kv, void *layer, size_t slot,
+                     size_t n, const float *k, size_t ldk, const float *v, size_t ldv)
+{
+    if (!d->kv_q8) return kn_cpu_attn_ops(d)->put(kv, layer, slot, n, k, ldk, v, ldv);
+    if (!fits_q8(d, kv->K)) return -ENOTSUP;
+    int r = page8_put(&d->simd->stored, kv, layer, false, slot, n, k, ldk);
+    return r < 0 ? r : page8_put(&d->simd->stored, kv, layer, true, slot, n, v, ldv);
 }
 
 /* Of one sequence. */
-static int put_kv(const struct kn_attn_ops *ops, const struct kn_kv *kv, unsigned layer,
+static int put_kv(const struct kn_dev *d, const struct kn_kv *kv, unsigned layer,
                   const int32_t *pos, size_t m, const float *k, size_t ldk, const float *v,
                   size_t ldv)
 {
@@ -124,8 +137,8 @@ static int put_kv(const struct kn_attn_ops *ops, const struct kn_kv *kv, unsigne
         size_t page = (size_t)pos[i] / P;
         for (n = 1; i + n < m && pos[i + n] == pos[i] + (int32_t)n; n++)
             if ((size_t)pos[i + n] / P != page) break;
-        r = ops->put(kv, kv_page(kv, layer, page, ops->value_bytes), (size_t)pos[i] % P, n,
-                     k + i * ldk, ldk, v + i * ldv, ldv);
+        r = put_slots(d, kv, page_layer(d, kv, layer, page), (size_t)pos[i] % P, n, k + i * ldk,
+                      ldk, v + i * ldv, ldv);
     }
     return r;
 }
@@ -143,13 +156,12 @@ static struct kn_kv kv_of_row(const struct kn_kv *kv, size_t i)
 static int kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, const int32_t *pos,
                   size_t m, const float *k, size_t ldk, const float *v, size_t ldv)
 {
-    const struct kn_attn_ops *ops = kn_cpu_attn_ops(st->dev);
-    if (!kv->each) return put_kv(ops, kv, layer, pos, m, k, ldk, v, ldv);
+    if (!kv->each) return put_kv(st->dev, kv, layer, pos, m, k, ldk, v, ldv);
     int r = 0;
     for (size_t i = 0; r == 0 && i < m; i++) {
         const struct kn_kv one = kv_of_row(kv, i);
         if (one.n_pages)
-            r = put_kv(ops, &one, layer, pos + i, 1, k + i * ldk, ldk, v + i * ldv, ldv);
+            r = put_kv(st->dev, &one, layer, pos + i, 1, k + i * ldk, ldk, v + i * ldv, ldv);
     }
     return r;
 }
@@ -190,6 +202,34 @@ struct load_par {
     const struct kn_stored *piece;
 };
 
+/* Rows [i0, i0 + n) of a piece's K or V as f32, K rotated. */
+static int load_rows(const struct kn_simd *simd, const struct load_par *l, bool is_v, size_t i0,
+                     size_t n, float *x)
+{
+    const struct kn_stored *s = l->piece;
+    const size_t GK = (size_t)l->kv->G * l->kv->K;
+    int r = decode_values(simd, is_v ? s->v : s->k, i0 * GK, n * GK, l->kv->K, s->t, x);
+    for (size_t i = 0; i < n && r == 0 && !is_v && s->rot0 >= 0; i++)
+        r = rope_row(simd, l->rope, x + i * GK, l->kv->G, s->rot0 + (int32_t)(i0 + i));
+    return r;
+}
+
+/* The same into a page of 8 bits: what is in 8 bits already stays what it is. */
+static int load_q8(const struct kn_simd *simd, const struct load_par *l, bool is_v, size_t i0,
+                   size_t n, void *layer, size_t slot, float *x)
+{
+    const struct kn_stored *s = l->piece;
+    const struct kn_kv *kv = l->kv;
+    if (s->t == KN_Q8 && (is_v || s->rot0 < 0)) {
+        const uint8_t *rows = is_v ? s->v : s->k;
+        page8_copy(kv, layer, is_v, slot, n, rows + i0 * kn_row_bytes(KN_Q8, kv->G, kv->K));
+        return 0;
+    }
+    int r = load_rows(simd, l, is_v, i0, n, x);
+    const size_t GK = (size_t)kv->G * kv->K;
+    return r < 0 ? r : page8_put(&simd->stored, kv, layer, is_v, slot, n, x, GK);
+}
+
 /* The tokens of one page: decode and rotate them in scratch, then store them. */
 static int load_item(struct kn_stream *st, void *arg, size_t item)
 {
@@ -204,14 +244,16 @@ static int load_item(struct kn_stream *st, void *arg, size_t item)
     if (!k) return -ENOMEM;
     float *v = k + P * GK;
     const struct kn_simd *simd = st->dev->simd;
-    int r = decode_values(simd, s->k, i0 * GK, n * GK, l->kv->K, s->t, k);
-    if (r == 0) r = decode_values(simd, s->v, i0 * GK, n * GK, l->kv->K, s->t, v);
-    for (size_t i = 0; i < n && r == 0 && s->rot0 >= 0; i++)
-        r = rope_row(simd, l->rope, k + i * GK, l->kv->G, s->rot0 + (int32_t)(i0 + i));
+    void *layer = page_layer(st->dev, l->kv, l->layer, page);
+    if (st->dev->kv_q8) {
+        if (!fits_q8(st->dev, l->kv->K)) return -ENOTSUP;
+        int r = load_q8(simd, l, false, i0, n, layer, a % P, k);
+        return r < 0 ? r : load_q8(simd, l, true, i0, n, layer, a % P, v);
+    }
+    int r = load_rows(simd, l, false, i0, n, k);
+    if (r == 0) r = load_rows(simd, l, true, i0, n, v);
     if (r < 0) return r;
-    const struct kn_attn_ops *ops = kn_cpu_attn_ops(st->dev);
-    return ops->put(l->kv, kv_page(l->kv, l->layer, page, ops->value_bytes), a % P, n, k, GK, v,
-                    GK);
+    return kn_cpu_attn_ops(st->dev)->put(l->kv, layer, a % P, n, k, GK, v, GK);
 }
 
 static int kv_load(struct kn_stream *st, const struct kn_kv *kv, unsigned layer,
@@ -342,9 +384,10 @@ static size_t attn_pieces(const struct kn_attn_args *a)
 /* Its scratch is NULL where there is no memory. */
 static struct kn_attn_job attn_job(struct kn_stream *st, const struct kn_attn_args *a)
 {
-    const size_t floats = kn_cpu_attn_ops(st->dev)->scratch(a->H / a->kv->G, a->kv->K);
+    const struct kn_dev *d = st->dev;
+    const size_t floats = kn_cpu_attn_ops(d)->scratch(a->H / a->kv->G, a->kv->K, d->kv_q8);
     float *scratch = kn_cpu_scratch(st, KN_SLOT_ATTN, floats * sizeof(float));
-    return (struct kn_attn_job){a, kn_cpu_tiles(st->dev), scratch, st->cancel};
+    return (struct kn_attn_job){a, kn_cpu_tiles(d), d->kv_q8, scratch, st->cancel};
 }
 
 /* Rows [row0, row0 + m), all of one sequence, and KV heads [g0, g1). */

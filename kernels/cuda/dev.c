@@ -1120,6 +1120,7 @@ int kn_cuda_create(const struct kn_dev_opts *o, const char *kind, int index,
         .gemm = gemm_name(d),
         .n_threads = 1,
         .gemm_invariant = false, /* cuBLASLt may take another algorithm for other numbers of rows */
+        .kv = d->bf16 ? KN_BF16 : KN_F32,
         .kv_value_bytes = d->bf16 ? 2 : 4,
         .wide_rows_max = 48, /* one path in any case: as on the CPU, for callers' equal cuts */
     };

@@ -162,7 +162,7 @@ struct bench_sub {
     bench_device_fn run_device;        /* on a device, without a model */
     unsigned gpu_tune_ms;              /* of run_device: what a GPU's tuning may take, about */
 };
-#define BENCH_DEVICE_OPTIONS "threads dtype weights device gemm isa "
+#define BENCH_DEVICE_OPTIONS "threads dtype weights kv-pages-dtype device gemm isa "
 #define BENCH_MODEL_OPTIONS BENCH_DEVICE_OPTIONS "model shape kv-dtype ctx ram profile sink "
 #define BENCH_PROMPT_OPTIONS "chunks chunk-tokens query-tokens documents "
 extern const struct bench_sub bench_ttft, bench_quality, bench_calibrate, bench_throughput,

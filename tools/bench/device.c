@@ -86,7 +86,8 @@ struct kn_mat *bench_take_mat(struct bench_device *b, size_t n, size_t k)
 int bench_take_pages(struct bench_device *b, size_t n, size_t n_seqs, struct kn_kv *ret)
 {
     const unsigned G = b->cfg.G, K = b->cfg.K;
-    const size_t n_pages = (n + KN_PAGE - 1) / KN_PAGE, values = kn_kv_layer_values(G, K);
+    const size_t n_pages = (n + KN_PAGE - 1) / KN_PAGE,
+                 values = kn_kv_layer_values(kn_info(b->dev)->kv, G, K);
     int32_t *id = bench_take(b, KN_MEM_SHARED, n_seqs * n_pages * sizeof *id);
     void *base =
         bench_take(b, KN_MEM_DEVICE, n_seqs * n_pages * values * kn_info(b->dev)->kv_value_bytes);
@@ -191,6 +192,7 @@ struct kn_dev_opts bench_device_opts(const struct opts *opts)
                  : strcmp(dtype, "bf16") == 0 ? KN_ARITH_BF16
                                               : KN_ARITH_AUTO,
         .allow_bf16 = !f32,
+        .kv_q8 = strcmp(opt_str(opts, "kv-pages-dtype"), "q8") == 0,
         .weights = (enum kn_weights)kn_weights_parse(opt_str(opts, "weights"), KN_WEIGHTS_AUTO)};
 }
 

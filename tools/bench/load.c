@@ -20,13 +20,14 @@ static json_t *make_meta(const struct bench *b)
         json_array_append_new(rates, json_pack("{s:s, s:f, s:b}", "name", rate[i].name, "gflops",
                                                rate[i].gflops, "chosen", rate[i].chosen));
     json_object_update_new(
-        meta, json_pack("{s:s, s:s, s:i, s:s, s:s, s:i, s:s, s:{s:i, s:i, s:i, s:i, s:i, s:i, s:i},"
-                        " s:o}",
-                        "device", dev->device, "isa", dev->isa, "threads", (int)dev->n_threads,
-                        "model", c->name, "gemm", dev->gemm, "layers", (int)c->L, "kv_dtype",
-                        kn_dtype_name(b->kv_dtype), "dims", "L", (int)c->L, "D", (int)c->D, "H",
-                        (int)c->H, "G", (int)c->G, "K", (int)c->K, "F", (int)c->F, "V", (int)c->V,
-                        "gemm_candidates", rates));
+        meta,
+        json_pack("{s:s, s:s, s:i, s:s, s:s, s:i, s:s, s:s, s:{s:i, s:i, s:i, s:i, s:i, s:i, s:i},"
+                  " s:o}",
+                  "device", dev->device, "isa", dev->isa, "threads", (int)dev->n_threads, "model",
+                  c->name, "gemm", dev->gemm, "layers", (int)c->L, "kv_dtype",
+                  kn_dtype_name(b->kv_dtype), "kv_pages_dtype", kn_dtype_name(dev->kv), "dims", "L",
+                  (int)c->L, "D", (int)c->D, "H", (int)c->H, "G", (int)c->G, "K", (int)c->K, "F",
+                  (int)c->F, "V", (int)c->V, "gemm_candidates", rates));
     return meta;
 }
 

@@ -7,8 +7,11 @@
  * chain in ascending order; a key beyond the row's position gets probability exactly 0, adds 0 to
  * the sums and leaves the maximum, so a masked-out key or page changes no bit. Positions are
  * compared only in pages that reach beyond the first position of the packed rows.
+ * A page in 8 bits is turned into f32 once for each chunk of rows, so that it gives the bits of an
+ * f32 page with the same values.
  * Registers: 6 rows x 4 vectors of keys (AVX-512, NEON), 6 x 2 (AVX2 and portable). Thread: any. */
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/simd/q8.h"
 #include "kernels/cpu/simd/table.h"
 #include "kernels/cpu/simd/vec.h"
 
@@ -21,14 +24,17 @@ enum { ATTN_R = 6, P = KN_PAGE };
 
 struct chunk {
     const struct kn_attn_args *a;
-    size_t K, Kp;   /* head dim; rounded up to whole vectors */
-    size_t group;   /* query heads per KV head */
-    size_t row0, n; /* query rows of the chunk */
+    size_t value, head; /* bytes in a page: of a value, of a head's K or V */
+    size_t K, Kp;       /* head dim; rounded up to whole vectors */
+    size_t group;       /* query heads per KV head */
+    size_t row0, n;     /* query rows of the chunk */
     unsigned g;
     float *q; /* [n * group, K] scaled */
     float *o; /* [n * group, Kp] */
     float *l; /* [n * group, VL] partial sums */
     float *m; /* [n * group] running maximum, log2 units */
+    float *k; /* [K, P], of a page in 8 bits; NULL: pages are f32 */
+    float *v; /* [P, K], the same */
 };
 
 #include "kernels/cpu/simd/attn_chunk.h"
@@ -50,14 +56,19 @@ int KN_NAME(attn_put)(const struct kn_kv *kv, void *layer, size_t slot, size_t n
     return 0;
 }
 
-size_t KN_NAME(attn_scratch)(size_t group, size_t K)
+size_t KN_NAME(attn_scratch)(size_t group, size_t K, bool q8)
 {
     size_t Kp = (K + VL - 1) / VL * VL;
-    return chunk_rows(group) * group * (K + Kp + VL + 1) + 64;
+    return chunk_rows(group) * group * (K + Kp + VL + 1) + 64 + (q8 ? 2 * P * K : 0);
 }
 
-static void chunk_layout(struct chunk *c, float *scratch)
+static void chunk_layout(struct chunk *c, float *scratch, bool q8)
 {
+    if (q8) {
+        c->k = scratch;
+        c->v = scratch += P * c->K;
+        scratch += P * c->K;
+    }
     size_t rows = chunk_rows(c->group) * c->group;
     c->o = scratch;
     c->l = c->o + rows * c->Kp;
@@ -233,13 +244,45 @@ VF_INLINE void tile_page(const int R, struct chunk *c, size_t t0, const float *k
         break;                                                                                     \
     }
 
-static void page_base(const struct chunk *c, size_t page, const float **ret_k, const float **ret_v)
+static void unpack_k(struct page8 from, size_t K, float *out)
 {
-    const struct kn_kv *kv = c->a->kv;
-    const float *b = (const float *)kv->base + (size_t)kv->pages[page] * kv->page_stride +
-                     (size_t)c->a->layer * kv->layer_stride;
-    *ret_k = b + (size_t)c->g * c->K * P;
-    *ret_v = b + ((size_t)kv->G + c->g) * c->K * P;
+    for (size_t key = 0; key < P; key += VL) {
+        const vf step = q8_steps(from.top + key);
+        const int8_t *q = from.code + key / PAGE8_KEYS * PAGE8_KEYS * K + key % PAGE8_KEYS;
+        for (size_t d = 0; d < K; d++)
+            vf_store(out + d * P + key, vf_mul(q8_load(q + d * PAGE8_KEYS), step));
+    }
+}
+
+static void unpack_v(struct page8 from, size_t K, float *out)
+{
+    float step[P] __attribute__((aligned(64)));
+    for (size_t key = 0; key < P; key += VL)
+        vf_store(step + key, q8_steps(from.top + key));
+    for (size_t key = 0; key < P; key++) {
+        const int8_t *q = from.code + key * K;
+        float *to = out + key * K;
+        size_t d = 0;
+        for (; d + VL <= K; d += VL)
+            vf_store(to + d, vf_mul(q8_load(q + d), vf_set1(step[key])));
+        if (d < K) vf_storen(to + d, vf_mul(q8_loadn(q + d, K - d), vf_set1(step[key])), K - d);
+    }
+}
+
+static const float *open_k(const struct chunk *c, size_t page)
+{
+    const void *k = chunk_page(c, page, false);
+    if (!c->k) return k;
+    unpack_k(page8_of(k), c->K, c->k);
+    return c->k;
+}
+
+static const float *open_v(const struct chunk *c, size_t page)
+{
+    const void *v = chunk_page(c, page, true);
+    if (!c->v) return v;
+    unpack_v(page8_of(v), c->K, c->v);
+    return c->v;
 }
 
 static void chunk_run(struct chunk *c)
@@ -249,9 +292,9 @@ static void chunk_run(struct chunk *c)
     size_t n_pages = (size_t)pos[c->n - 1] / P + 1;
     chunk_clear(c, rows);
     for (size_t page = chunk_first_page(c); page < n_pages; page++) {
-        const float *kt, *v;
+        const float *kt = open_k(c, page), *v = open_v(c, page);
         int32_t key0 = (int32_t)(page * P);
-        page_base(c, page, &kt, &v);
+        chunk_prefetch(c, page, n_pages);
         for (size_t t = 0; t < rows; t += ATTN_R) {
             size_t R = rows - t < ATTN_R ? rows - t : ATTN_R;
             if (pos[(t + R - 1) / c->group] < key0 || chunk_skips(c, t, key0) == P) continue;
@@ -262,17 +305,20 @@ static void chunk_run(struct chunk *c)
     }
 }
 
-static struct chunk chunk_init(const struct kn_attn_args *a, float *scratch)
+static struct chunk chunk_init(const struct kn_attn_job *j)
 {
+    const struct kn_attn_args *a = j->args;
     struct chunk c = {.a = a, .K = a->kv->K, .group = a->H / a->kv->G};
     c.Kp = (c.K + VL - 1) / VL * VL;
-    chunk_layout(&c, scratch);
+    c.value = j->q8 ? 1 : sizeof(float);
+    c.head = j->q8 ? page8_bytes(c.K) : P * c.K * sizeof(float);
+    chunk_layout(&c, j->scratch, j->q8);
     return c;
 }
 
 int KN_NAME(attn)(const struct kn_attn_job *j, unsigned g0, unsigned g1)
 {
-    struct chunk c = chunk_init(j->args, j->scratch);
+    struct chunk c = chunk_init(j);
     return attn_chunks(&c, j, g0, g1);
 }
 
@@ -290,8 +336,7 @@ VF_INLINE void mass_tile(const int R, const struct chunk *c, size_t t0, const fl
 static void mass_page(struct chunk *c, size_t page, float *sum)
 {
     size_t rows = c->n * c->group;
-    const float *kt, *v;
-    page_base(c, page, &kt, &v);
+    const float *kt = open_k(c, page);
     for (size_t t = 0; t < rows; t += ATTN_R) {
         size_t R = rows - t < ATTN_R ? rows - t : ATTN_R;
         if (chunk_skips(c, t, (int32_t)(page * P)) == P) continue;
@@ -303,6 +348,6 @@ static void mass_page(struct chunk *c, size_t page, float *sum)
 
 int KN_NAME(attn_mass)(const struct kn_attn_job *j, float *mass, size_t key0, size_t n_keys)
 {
-    struct chunk c = chunk_init(j->args, j->scratch);
+    struct chunk c = chunk_init(j);
     return mass_chunks(&c, j, mass, key0, n_keys);
 }

@@ -10,9 +10,14 @@
  * rows go together. Invariance: as in attn.c; an output is one chain of products over the keys in
  * ascending order, 32 or 2 at a time, and a key that a row does not see has probability 0 and a
  * finite value. What lies behind the last key that any row of a chunk sees may be anything and is
- * read as zeros. Thread: any, by tiles once the process may use AMX (isa.c). */
+ * read as zeros.
+ * Of a page in 8 bits the codes are unpacked for each chunk of rows: whole numbers, which bf16
+ * holds exactly. What a code stands for is a factor of its key, so it is multiplied with what is
+ * f32: scores, and probabilities before they are rounded. So no value is rounded a second time.
+ * Thread: any, by tiles once the process may use AMX (isa.c). */
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/simd/amx.h"
+#include "kernels/cpu/simd/q8.h"
 
 enum {
     P = KN_PAGE,
@@ -28,10 +33,11 @@ typedef uint32_t pair; /* two bf16, the lower index in the lower half */
 struct chunk {
     const struct kn_attn_args *a;
     bool tiles;
-    size_t K, Kp;   /* head dim; in whole tiles of columns */
-    size_t units;   /* pairs of a query in whole tiles */
-    size_t group;   /* query heads per KV head */
-    size_t row0, n; /* query rows of the chunk */
+    size_t value, head; /* bytes in a page: of a value, of a head's K or V */
+    size_t K, Kp;       /* head dim; in whole tiles of columns */
+    size_t units;       /* pairs of a query in whole tiles */
+    size_t group;       /* query heads per KV head */
+    size_t row0, n;     /* query rows of the chunk */
     unsigned g;
     float *o;    /* [rows, Kp] */
     float *l;    /* [rows, VL] partial sums */
@@ -41,6 +47,9 @@ struct chunk {
     pair *p;     /* [R, KEY_PAIRS] probabilities */
     pair *k_end; /* [KEY_TILES][AMX_UNITS][AMX_COLS]: units that fill no tile, zeros behind them */
     pair *v;     /* [Kp / AMX_COLS][KEY_PAIRS][AMX_COLS]: V where it cannot be read as it is */
+    /* Of pages in 8 bits; NULL: pages are bf16. */
+    pair *k;                /* [KEY_TILES][K / 2][AMX_COLS] codes */
+    float *k_step, *v_step; /* [P] */
 };
 
 #include "kernels/cpu/simd/attn_chunk.h"
@@ -64,11 +73,11 @@ static struct chunk chunk_of(size_t group, size_t K)
 }
 
 /* Floats and pairs are of one size. */
-static size_t attn_scratch(size_t group, size_t K)
+static size_t attn_scratch(size_t group, size_t K, bool q8)
 {
     const struct chunk c = chunk_of(group, K);
     return rows_max(&c) * (c.Kp + VL + 1 + c.units) + R * (P + KEY_PAIRS) +
-           KEY_TILES * AMX_UNITS * AMX_COLS + KEY_PAIRS * c.Kp;
+           KEY_TILES * AMX_UNITS * AMX_COLS + KEY_PAIRS * c.Kp + (q8 ? KEY_PAIRS * K + 2 * P : 0);
 }
 
 static struct chunk chunk_init(const struct kn_attn_job *j)
@@ -78,6 +87,8 @@ static struct chunk chunk_init(const struct kn_attn_job *j)
     const size_t rows = rows_max(&c);
     c.a = a;
     c.tiles = j->tiles;
+    c.value = j->q8 ? 1 : sizeof(uint16_t);
+    c.head = j->q8 ? page8_bytes(c.K) : P * c.K * sizeof(uint16_t);
     c.o = j->scratch;
     c.l = c.o + rows * c.Kp;
     c.m = c.l + rows * VL;
@@ -86,6 +97,11 @@ static struct chunk chunk_init(const struct kn_attn_job *j)
     c.p = c.q + rows * c.units;
     c.k_end = c.p + R * KEY_PAIRS;
     c.v = c.k_end + KEY_TILES * AMX_UNITS * AMX_COLS;
+    if (j->q8) {
+        c.k = c.v + KEY_PAIRS * c.Kp;
+        c.k_step = (float *)(c.k + KEY_PAIRS * c.K);
+        c.v_step = c.k_step + P;
+    }
     return c;
 }
 
@@ -222,16 +238,47 @@ static void copy_v(const struct chunk *c, const pair *v, size_t n_keys)
     }
 }
 
-static void *layer_of(const struct kn_attn_args *a, size_t page)
+/* Sixteen codes and sixteen more as pairs, lo in the lower halves: an f32 that holds so small a
+ * whole number has nothing below its bf16. */
+VF_INLINE void store_codes(pair *out, vf lo, vf hi)
 {
-    const struct kn_kv *kv = a->kv;
-    return (uint16_t *)kv->base + (size_t)kv->pages[page] * kv->page_stride +
-           (size_t)a->layer * kv->layer_stride;
+    const __m512i low = _mm512_srli_epi32((__m512i)lo, 16);
+    _mm512_storeu_si512(out, _mm512_or_si512((__m512i)hi, low));
+}
+
+static void unpack_k(const struct chunk *c, struct page8 from)
+{
+    const int8_t *q = from.code;
+    for (size_t key = 0; key < P; key += VL)
+        vf_store(c->k_step + key, q8_steps(from.top + key));
+    for (size_t u = 0; u < KEY_TILES * c->K / 2; u++, q += 2 * AMX_COLS)
+        store_codes(c->k + u * AMX_COLS, q8_load(q), q8_load(q + AMX_COLS));
+}
+
+/* Steps behind the last key that any row sees are 0: they may not have been written. */
+static void unpack_v(const struct chunk *c, struct page8 from, int n_keys)
+{
+    for (int key = 0; key < P; key += VL)
+        vf_store(c->v_step + key, vf_below(q8_steps(from.top + key), vf_set1(0.0f), n_keys - key));
+    for (size_t d = 0; d < c->K; d += AMX_COLS) {
+        const size_t w = c->K - d < AMX_COLS ? c->K - d : AMX_COLS;
+        const int8_t *q = from.code + d;
+        pair *to = c->v + d * KEY_PAIRS;
+        for (size_t u = 0; u < KEY_PAIRS; u++, q += 2 * c->K)
+            if (w == AMX_COLS)
+                store_codes(to + u * AMX_COLS, q8_load(q), q8_load(q + c->K));
+            else
+                store_codes(to + u * AMX_COLS, q8_loadn(q, w), q8_loadn(q + c->K, w));
+    }
 }
 
 static const pair *open_k(const struct chunk *c, size_t page)
 {
-    const pair *k = k_of(c->a->kv, layer_of(c->a, page), c->g);
+    const pair *k = chunk_page(c, page, false);
+    if (c->k) {
+        unpack_k(c, page8_of(k));
+        k = c->k;
+    }
     if (c->tiles && c->K / 2 % AMX_UNITS) copy_k_end(c, k);
     return k;
 }
@@ -239,7 +286,11 @@ static const pair *open_k(const struct chunk *c, size_t page)
 static const pair *open_v(const struct chunk *c, size_t page)
 {
     const int64_t n = (int64_t)c->a->pos[c->row0 + c->n - 1] - (int64_t)(page * P) + 1;
-    const pair *v = v_of(c->a->kv, layer_of(c->a, page), c->g);
+    const pair *v = chunk_page(c, page, true);
+    if (c->k) {
+        unpack_v(c, page8_of(v), n < P ? (int)n : P);
+        return c->v;
+    }
     if (n >= P && c->K == c->Kp) return v;
     copy_v(c, v, n < P ? (size_t)n : P);
     return c->v;
@@ -321,6 +372,8 @@ static void scores(const struct chunk *c, size_t t0, size_t n, const pair *k)
         scores_tiles(c, t0, k);
     else
         scores_vectors(c, t0, n, k);
+    for (size_t i = 0; c->k && i < n * P; i += VL)
+        vf_store(c->s + i, vf_mul(vf_load(c->s + i), vf_load(c->k_step + i % P)));
     chunk_cap(c, c->s, n);
 }
 
@@ -342,6 +395,7 @@ static void softmax_row(const struct chunk *c, size_t r, size_t t, int n_see, in
     for (int v = 0; v < P / VL; v++) {
         x[v] = vf_exp2(vf_sub(x[v], vf_set1(blind ? 0.0f : now)));
         sum = vf_add(sum, x[v]);
+        if (c->k) x[v] = vf_mul(x[v], vf_load(c->v_step + v * VL));
     }
     for (int v = 0; v < P / VL; v += 2)
         _mm512_storeu_si512(c->p + r * KEY_PAIRS + v / 2 * VL,
@@ -435,6 +489,7 @@ static void chunk_run(struct chunk *c)
     for (size_t page = chunk_first_page(c); page < n_pages; page++) {
         const int32_t key0 = (int32_t)(page * P);
         const pair *k = open_k(c, page), *v = open_v(c, page);
+        chunk_prefetch(c, page, n_pages);
         for (size_t t = 0; t < rows; t += R) {
             const size_t n = rows - t < R ? rows - t : R;
             if (pos[(t + n - 1) / c->group] >= key0 && chunk_skips(c, t, key0) < P)
@@ -474,4 +529,4 @@ static int attn_mass(const struct kn_attn_job *j, float *mass, size_t key0, size
     return r;
 }
 
-const struct kn_attn_ops kn_attn_bf16 = {sizeof(uint16_t), put_kv, attn_scratch, attn, attn_mass};
+const struct kn_attn_ops kn_attn_bf16 = {KN_BF16, put_kv, attn_scratch, attn, attn_mass};

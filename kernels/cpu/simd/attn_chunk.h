@@ -1,5 +1,6 @@
 /* attn_chunk: attention chunk by chunk of query rows, whatever pages hold; included by attn.c and
- * attn_bf16.c behind struct chunk, whose fields a, K, Kp, group, row0, n, g, o, l and m it knows.
+ * attn_bf16.c behind struct chunk, whose fields a, value, head, K, Kp, group, row0, n, g, k, o, l
+ * and m it knows.
  *
  * Packed row t of a chunk is head t % group of its row t / group. The includer packs queries
  * (chunk_pack()), runs all pages over them (chunk_run()), and adds up the probabilities of a page's
@@ -24,6 +25,26 @@ static size_t chunk_rows(size_t group)
 static size_t chunk_head(const struct chunk *c, size_t t)
 {
     return c->g * c->group + t % c->group;
+}
+
+/* K or V of the chunk's KV head in a page. */
+VF_INLINE const void *chunk_page(const struct chunk *c, size_t page, bool is_v)
+{
+    const struct kn_kv *kv = c->a->kv;
+    const char *layer = kn_page_layer(kv, c->a->layer, page, c->value);
+    return layer + (is_v ? kv->G + c->g : c->g) * c->head;
+}
+
+/* The next page in 8 bits is on its way while this one is worked on: heads are too short for the
+ * processor to find that out in time. */
+VF_INLINE void chunk_prefetch(const struct chunk *c, size_t page, size_t n_pages)
+{
+    if (!c->k || page + 1 >= n_pages) return;
+    const char *k = chunk_page(c, page + 1, false), *v = chunk_page(c, page + 1, true);
+    for (size_t i = 0; i < c->head; i += 64) {
+        __builtin_prefetch(k + i, 0, 2);
+        __builtin_prefetch(v + i, 0, 2);
+    }
 }
 
 /* Keys of the page at key0 that a packed row sees. */

@@ -4,6 +4,7 @@
  * a value's arithmetic depends on its column alone. The file ends with the table of the set. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/simd/act.h"
+#include "kernels/cpu/simd/q8.h"
 #include "kernels/cpu/simd/table.h"
 
 /* 1 / rms(x) */
@@ -226,24 +227,6 @@ static uint16_t f16_from_f32(float f)
     return (uint16_t)(sign | r);
 }
 
-static float f16_to_f32(uint16_t h)
-{
-    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, mag = h & 0x7fffu, u;
-    if (mag >= 0x7c00u) {
-        u = sign | 0x7f800000u | ((mag & 0x3ffu) << 13);
-        if (mag > 0x7c00u) u |= 0x400000u;
-    } else if (mag >= 0x400u) {
-        u = sign | ((mag << 13) + 0x38000000u);
-    } else {
-        float f = (float)mag * 0x1p-24f;
-        memcpy(&u, &f, 4);
-        u |= sign;
-    }
-    float out;
-    memcpy(&out, &u, 4);
-    return out;
-}
-
 static int encode_f16(const float *x, size_t n, uint16_t *out)
 {
     size_t i = 0;
@@ -349,23 +332,8 @@ static void decode_q8(const uint8_t *head, size_t first, size_t n, float *out)
     const float step = f16_to_f32(h) / 127.0f;
     const int8_t *q = (const int8_t *)head + sizeof h + first;
     size_t i = 0;
-#if KN_SIMD == 512
-    for (; i + 16 <= n; i += 16) {
-        __m512i v = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)(q + i)));
-        _mm512_storeu_ps(out + i, _mm512_mul_ps(_mm512_cvtepi32_ps(v), _mm512_set1_ps(step)));
-    }
-#elif KN_SIMD == 256
-    for (; i + 8 <= n; i += 8) {
-        __m256i v = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(q + i)));
-        _mm256_storeu_ps(out + i, _mm256_mul_ps(_mm256_cvtepi32_ps(v), _mm256_set1_ps(step)));
-    }
-#elif KN_SIMD == 128
-    for (; i + 8 <= n; i += 8) {
-        const int16x8_t v = vmovl_s8(vld1_s8(q + i));
-        vst1q_f32(out + i, vmulq_n_f32(vcvtq_f32_s32(vmovl_s16(vget_low_s16(v))), step));
-        vst1q_f32(out + i + 4, vmulq_n_f32(vcvtq_f32_s32(vmovl_high_s16(v)), step));
-    }
-#endif
+    for (; i + VL <= n; i += VL)
+        vf_store(out + i, vf_mul(q8_load(q + i), vf_set1(step)));
     for (; i < n; i++)
         out[i] = (float)q[i] * step;
 }
@@ -390,8 +358,7 @@ const struct kn_simd KN_TABLE = {
 #endif
     .gemm_f32 = KN_NAME(gemm_f32),
     .codes_panel = KN_NAME(codes_panel),
-    .attn = {sizeof(float), KN_NAME(attn_put), KN_NAME(attn_scratch), KN_NAME(attn),
-             KN_NAME(attn_mass)},
+    .attn = {KN_F32, KN_NAME(attn_put), KN_NAME(attn_scratch), KN_NAME(attn), KN_NAME(attn_mass)},
     .row = {rmsnorm,
             rmsnorm_add,
             layernorm,

@@ -23,7 +23,7 @@ bool KN_NAME(codes_panel)(const struct codes_form *f, const uint8_t *panel, size
                           float *out);
 int KN_NAME(attn_put)(const struct kn_kv *kv, void *layer, size_t slot, size_t n, const float *k,
                       size_t ldk, const float *v, size_t ldv);
-size_t KN_NAME(attn_scratch)(size_t group, size_t K);
+size_t KN_NAME(attn_scratch)(size_t group, size_t K, bool q8);
 int KN_NAME(attn)(const struct kn_attn_job *j, unsigned g0, unsigned g1);
 int KN_NAME(attn_mass)(const struct kn_attn_job *j, float *mass, size_t key0, size_t n_keys);
 

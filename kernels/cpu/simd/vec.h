@@ -186,8 +186,7 @@ VF_INLINE vf vf_exp2(vf x)
     vf n = vf_round(x);
     return vf_scale2(vf_poly2(vf_sub(x, n)), n, x);
 }
-/* e^x, clamped to the range of normal f32; the product with log2(e) is split, so that the error
- * does not grow with |x|. */
+/* e^x, clamped to normal f32; the product with log2(e) is split: the error grows not with |x|. */
 VF_INLINE vf vf_exp(vf x)
 {
     const float l2e = 1.44269504088896341f;

@@ -82,6 +82,7 @@ TEST(operations_are_repeated_and_data_are_no_zeros)
                                           {"gemm", OPT_STR, "own-f32", 0, 0, NULL, ""},
                                           {"dtype", OPT_STR, "f32", 0, 0, NULL, ""},
                                           {"weights", OPT_STR, "auto", 0, 0, NULL, ""},
+                                          {"kv-pages-dtype", OPT_STR, "auto", 0, 0, NULL, ""},
                                           {"reps", OPT_INT, "4", 1, 8, NULL, ""},
                                           {0}};
     struct opts *o;

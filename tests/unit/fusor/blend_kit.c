@@ -141,14 +141,23 @@ static void say_fastest(const char *path, const char *gemm)
     ASSERT_OK(fclose(f));
 }
 
+/* Pages of 8 bits beside whatever arithmetic. */
+static bool kit_q8(void)
+{
+    return getenv("KVBLEND_TEST_KV_Q8") != NULL;
+}
+
 /* As start-up chooses by itself where bf16 on this instruction set is measured the fastest. */
 static int open_chosen(struct kit *k, const char *isa, uint64_t kv_bytes, struct err *err)
 {
     char dir[] = "/tmp/fus-kit-XXXXXX", path[512] = "";
     ASSERT_TRUE(mkdtemp(dir) != NULL);
-    const struct fus_core_opts co = {
-        .dev = {.n_threads = 2, .isa = isa, .allow_bf16 = true, .cache_dir = dir},
-        .kv_bytes = kv_bytes};
+    const struct fus_core_opts co = {.dev = {.n_threads = 2,
+                                             .isa = isa,
+                                             .allow_bf16 = true,
+                                             .kv_q8 = kit_q8(),
+                                             .cache_dir = dir},
+                                     .kv_bytes = kv_bytes};
     int r = fus_core_create(k->m, &co, &k->c, err);
     if (r == 0) {
         fus_core_destroy(k->c);
@@ -160,7 +169,7 @@ static int open_chosen(struct kit *k, const char *isa, uint64_t kv_bytes, struct
     ASSERT_OK(rmdir(dir));
     if (r == 0) {
         ASSERT_STREQ(kn_info(fus_core_dev(k->c))->gemm, "own-bf16");
-        ASSERT_EQ(kn_info(fus_core_dev(k->c))->kv_value_bytes, 2);
+        ASSERT_EQ(kn_info(fus_core_dev(k->c))->kv, kit_q8() ? KN_Q8 : KN_BF16);
     }
     return r;
 }
@@ -202,7 +211,8 @@ void kit_open(struct kit *k, const struct tiny_opts *o, uint64_t kv_tokens)
     }
     ASSERT_OK(tiny_model_create(&mixed, &k->m));
     k->cfg = model_config(k->m);
-    const uint64_t page = kn_kv_layer_values(k->cfg->G, k->cfg->K) * k->cfg->L * sizeof(float);
+    const uint64_t page =
+        kn_kv_layer_values(KN_F32, k->cfg->G, k->cfg->K) * k->cfg->L * sizeof(float);
     const char *isa = getenv("KVBLEND_TEST_PAGES"); /* pages of bf16, by this instruction set */
     if (isa) {
         int r = open_chosen(k, isa, page / 2 * (kv_tokens / KN_PAGE), &err);
@@ -220,6 +230,7 @@ void kit_open(struct kit *k, const struct tiny_opts *o, uint64_t kv_tokens)
                 .n_threads = 2,
                 .gemm = device ? NULL : "own-f32",
                 .arith = weights ? KN_ARITH_BF16 : KN_ARITH_F32,
+                .kv_q8 = kit_q8(),
                 .weights = (enum kn_weights)kn_weights_parse(weights ? weights : "auto", 0)},
         .kv_bytes = page * (kv_tokens / KN_PAGE)};
     int r = fus_core_create(k->m, &co, &k->c, &err);

@@ -76,12 +76,12 @@ static struct kn_dev *other_dev(const char *gemm)
     return d;
 }
 
-struct kn_dev *kern_dev(unsigned i, unsigned n_threads, const char *gemm)
+static struct kn_dev *own_dev(unsigned i, unsigned n_threads, const char *gemm, bool kv_q8)
 {
     if (kern_device()) return i == 0 || (i == 2 && gemm) ? other_dev(gemm) : NULL;
     if (i >= KERN_ISAS) return NULL;
     if (i == KERN_ISAS - 1 && (!gemm || strcmp(gemm, "own-f32") == 0)) return NULL;
-    struct kn_dev_opts o = {.n_threads = n_threads, .isa = isas[i], .gemm = gemm};
+    struct kn_dev_opts o = {.n_threads = n_threads, .isa = isas[i], .gemm = gemm, .kv_q8 = kv_q8};
     if (gemm && strcmp(gemm, "own-int8") == 0) {
         o.gemm = NULL;
         o.weights = KN_WEIGHTS_INT8;
@@ -91,10 +91,18 @@ struct kn_dev *kern_dev(unsigned i, unsigned n_threads, const char *gemm)
     return kn_dev_create(&o, &d, &e) < 0 ? NULL : d;
 }
 
+struct kn_dev *kern_dev(unsigned i, unsigned n_threads, const char *gemm)
+{
+    return own_dev(i, n_threads, gemm, false);
+}
+
 struct kn_dev *kern_dev_of_pages(unsigned i, unsigned n_threads)
 {
-    if (i < KERN_PAGES_BF16) return kern_dev(i, n_threads, NULL);
-    return kern_device() ? NULL : kern_dev(i - 1, n_threads, "own-bf16");
+    const bool q8 = i >= KERN_PAGES;
+    if (kern_device()) return i < KERN_PAGES_BF16 ? kern_dev(i, n_threads, NULL) : NULL;
+    if (q8) i -= KERN_PAGES;
+    return i < KERN_PAGES_BF16 ? own_dev(i, n_threads, NULL, q8)
+                               : own_dev(i - 1, n_threads, "own-bf16", q8);
 }
 
 float *kern_random(size_t n, uint64_t seed, float scale)
@@ -196,7 +204,7 @@ void kern_fill_both(const struct kn_part *parts, size_t n_parts, size_t k, uint6
 
 void kern_kv_init(struct kern_kv *s, unsigned G, unsigned K, size_t n_keys, unsigned layers)
 {
-    size_t n = (n_keys + KN_PAGE - 1) / KN_PAGE, lf = kn_kv_layer_values(G, K);
+    size_t n = (n_keys + KN_PAGE - 1) / KN_PAGE, lf = kn_kv_layer_values(KN_Q8, G, K);
     s->mem = malloc((n * layers * lf + 1) * sizeof(float));
     s->pages = malloc((n + 1) * sizeof *s->pages);
     for (size_t i = 0; i < n; i++)

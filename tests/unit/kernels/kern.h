@@ -19,8 +19,13 @@ struct kern_shape {
  * would be another instruction set's. Destroy it. */
 enum { KERN_ISAS = 4 };
 struct kn_dev *kern_dev(unsigned i, unsigned n_threads, const char *gemm);
-/* The same by what pages hold: f32 of every instruction set, then bf16, with and without tiles. */
-enum { KERN_PAGES_BF16 = KERN_ISAS - 1, KERN_PAGES = KERN_ISAS + 1 };
+/* The same by what pages hold: f32 of every instruction set, then bf16, with and without tiles;
+ * from KERN_PAGES on 8 bits beside the same arithmetics. */
+enum {
+    KERN_PAGES_BF16 = KERN_ISAS - 1,
+    KERN_PAGES = KERN_ISAS + 1,
+    KERN_PAGES_ALL = 2 * KERN_PAGES
+};
 struct kn_dev *kern_dev_of_pages(unsigned i, unsigned n_threads);
 /* With KVBLEND_TEST_DEVICE in the environment number 0 is that device, and there is no other. */
 const char *kern_device(void); /* NULL: the CPU */

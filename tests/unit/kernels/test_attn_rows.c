@@ -5,7 +5,8 @@
  * On a device of bf16 the oracle gets what the device sees: keys and values that bf16 holds, and
  * queries rounded as the kernel rounds them. What is left are the probabilities, which are rounded
  * to 2^-9 before they weigh values but not where they are summed up: log-sum-exp and mass must be
- * as good as in f32. */
+ * as good as in f32.
+ * Pages of 8 bits get keys and values that 8 bits hold, with a step for each key and head. */
 #include "tests/unit/kernels/kern.h"
 
 struct seq { /* one sequence and its rows */
@@ -20,9 +21,14 @@ struct seq { /* one sequence and its rows */
     int32_t *key_pos; /* [n_keys] */
 };
 
+struct arith { /* of a device */
+    bool bf16; /* products */
+    bool q8;   /* pages */
+};
+
 struct job {
     struct kn_dev *d;
-    bool bf16;
+    struct arith ar;
     struct kern_shape sh;
     unsigned window, chunk;
     float cap;
@@ -54,8 +60,28 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+/* Whole numbers up to 127, which one of them is, times a power of two: every head its own. */
+static void fit_q8(float *x, size_t heads, size_t K)
+{
+    for (size_t h = 0; h < heads; h++, x += K) {
+        const float step = ldexpf(1, -7 - (int)(h % 5));
+        for (size_t d = 0; d < K; d++)
+            x[d] = rintf(x[d] * 127) * step;
+        x[h % K] = h % 2 ? 127 * step : -127 * step;
+    }
+}
+
+static void fit(struct arith ar, float *x, size_t heads, size_t K)
+{
+    if (ar.q8)
+        fit_q8(x, heads, K);
+    else
+        for (size_t i = 0; ar.bf16 && i < heads * K; i++)
+            x[i] = rounded(x[i]);
+}
+
 /* Positions drawn one by one: some twice, gaps between; the last row at the last key. */
-static void seq_init(struct seq *s, struct kern_shape sh, bool bf16, size_t n_keys, size_t m,
+static void seq_init(struct seq *s, struct kern_shape sh, struct arith ar, size_t n_keys, size_t m,
                      uint64_t seed)
 {
     const size_t GK = (size_t)sh.G * sh.K, HK = (size_t)sh.H * sh.K;
@@ -68,12 +94,12 @@ static void seq_init(struct seq *s, struct kern_shape sh, bool bf16, size_t n_ke
     s->key_pos = malloc(n_keys * sizeof *s->key_pos);
     for (size_t i = 0; i < n_keys; i++)
         s->key_pos[i] = (int32_t)i;
-    for (size_t i = 0; bf16 && i < n_keys * GK; i++)
-        s->k[i] = rounded(s->k[i]), s->v[i] = rounded(s->v[i]);
+    fit(ar, s->k, n_keys * sh.G, sh.K);
+    fit(ar, s->v, n_keys * sh.G, sh.K);
     for (size_t i = 0; i < m * HK;
          i++) { /* odd sizes are no matter of tensor cores, but of tiles */
         const float x = s->q[i] * (scale_of(sh) * 1.44269504088896341f);
-        s->seen[i] = bf16 && (sh.K % 8 == 0 || !kern_device()) ? rounded(x) : x;
+        s->seen[i] = ar.bf16 && (sh.K % 8 == 0 || !kern_device()) ? rounded(x) : x;
     }
     for (size_t i = 0; i < m; i++)
         s->pos[i] = (int32_t)(i + 1 == m ? n_keys - 1 : test_rand(&seed) % n_keys);
@@ -146,12 +172,19 @@ static int mass_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
 }
 
 /* The arithmetics of the device under test, in turns; the CPU's instruction sets count as such. */
-static struct kn_dev *next_dev(unsigned i, bool *ret_bf16)
+static struct kn_dev *next_dev(unsigned *i, struct arith *ret)
 {
-    const bool bf16 = *ret_bf16 = i >= (kern_device() ? 1 : KERN_PAGES_BF16);
-    if (kern_device()) return i < 2 ? kern_dev(2, 1, i ? "own-bf16" : "own-f32") : NULL;
-    struct kn_dev *d = kern_dev_of_pages(i, 2);
-    if (d) ASSERT_EQ(kn_info(d)->kv_value_bytes, bf16 ? 2 : 4);
+    struct kn_dev *d = NULL;
+    if (kern_device()) {
+        *ret = (struct arith){*i == 1, false};
+        return *i < 2 ? kern_dev(2, 1, (*i)++ ? "own-bf16" : "own-f32") : NULL;
+    }
+    while (!d && *i < KERN_PAGES_ALL)
+        d = kern_dev_of_pages((*i)++, 2);
+    if (!d) return NULL;
+    const unsigned of = *i - 1;
+    *ret = (struct arith){of % KERN_PAGES >= KERN_PAGES_BF16, of >= KERN_PAGES};
+    ASSERT_EQ(kn_info(d)->kv, ret->q8 ? KN_Q8 : ret->bf16 ? KN_BF16 : KN_F32);
     return d;
 }
 
@@ -184,7 +217,7 @@ static void check(const struct job *j, const struct seq *s)
             if (j->sink) add_sink((double)j->sink[h], K, n - from, out, prob, &lse);
             ASSERT_NEAR(s->lse[i * j->sh.H + h], lse, 1e-5 * (1 + fabs(lse)));
             for (size_t d = 0; d < K; d++)
-                ASSERT_NEAR(s->out[i * HK + h * K + d], out[d], j->bf16 ? 0x1p-9 + 1e-5 : 1e-5);
+                ASSERT_NEAR(s->out[i * HK + h * K + d], out[d], j->ar.bf16 ? 0x1p-9 + 1e-5 : 1e-5);
             for (size_t key = from; key < n; key++)
                 mass[key] += prob[key - from];
         }
@@ -251,13 +284,13 @@ static const struct {
 
 TEST(rows_anywhere_match_the_oracle)
 {
-    bool bf16;
+    struct arith ar;
     struct kn_dev *d;
-    for (unsigned i = 0; (d = next_dev(i, &bf16)); i++) {
+    for (unsigned i = 0; (d = next_dev(&i, &ar));) {
         for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
             struct seq s;
             struct job j = {.d = d,
-                            .bf16 = bf16,
+                            .ar = ar,
                             .sh = cases[c].sh,
                             .window = cases[c].window,
                             .chunk = cases[c].chunk,
@@ -266,7 +299,7 @@ TEST(rows_anywhere_match_the_oracle)
                             .n = 1};
             float *sink = kern_random(j.sh.H, c, 6);
             if (cases[c].sinks) j.sink = sink;
-            seq_init(&s, j.sh, bf16, cases[c].n_keys, cases[c].m, 100 * c + 7);
+            seq_init(&s, j.sh, ar, cases[c].n_keys, cases[c].m, 100 * c + 7);
             if (cases[c].own) seq_from(&s, c);
             j.mass = malloc(s.n_keys * sizeof *j.mass);
             for (size_t key = 0; key < s.n_keys; key++)
@@ -300,19 +333,19 @@ TEST(a_row_does_not_know_its_neighbours)
     static const float values[9] = {-3, 0, 4, 9, -1, 2, 5, 1, 3};
     float *sinks = calloc(9, sizeof *sinks);
     memcpy(sinks, values, sizeof values);
-    bool bf16;
+    struct arith ar;
     struct kn_dev *d;
-    for (unsigned i = 0; (d = next_dev(i, &bf16)); i++) {
+    for (unsigned i = 0; (d = next_dev(&i, &ar));) {
         for (size_t c = 0; c < sizeof shapes / sizeof *shapes; c++) {
             enum { KEYS = 1200, M = 70 };
             const size_t HK = (size_t)shapes[c].H * shapes[c].K, H = shapes[c].H;
             uint64_t seed = c + 1;
             struct seq s;
-            struct job j = {.d = d, .bf16 = bf16, .sh = shapes[c], .seq = &s, .n = 1};
+            struct job j = {.d = d, .ar = ar, .sh = shapes[c], .seq = &s, .n = 1};
             j.window = windows[c], j.cap = windows[c] ? 4 : 0;
             if (c % 2 == 0) j.sink = sinks;
             if (c % 4 == 3 && !kern_device()) j.chunk = 250;
-            seq_init(&s, j.sh, bf16, KEYS, M, 900 + c);
+            seq_init(&s, j.sh, ar, KEYS, M, 900 + c);
             ASSERT_OK(kern_run(d, true, 1, put_keys, &j));
             ASSERT_OK(kern_run(d, true, M, attend_rows, &j));
             j.out = kern_random(M * HK, 0, 1), j.lse = kern_random(M * H, 0, 1);
@@ -335,20 +368,19 @@ TEST(a_row_does_not_know_its_neighbours)
 /* Keys behind the last row may hold anything, and so may pages that nobody has written. */
 TEST(keys_that_nobody_sees_may_be_anything)
 {
-    bool bf16;
+    struct arith ar;
     struct kn_dev *d;
-    for (unsigned i = 0; (d = next_dev(i, &bf16)); i++) {
+    for (unsigned i = 0; (d = next_dev(&i, &ar));) {
         enum { KEYS = 300, SEEN = 139 };
         struct seq s;
-        struct job j = {.d = d, .bf16 = bf16, .sh = {6, 2, 64}, .seq = &s, .n = 1};
-        seq_init(&s, j.sh, bf16, KEYS, 12, 5);
+        struct job j = {.d = d, .ar = ar, .sh = {6, 2, 64}, .seq = &s, .n = 1};
+        seq_init(&s, j.sh, ar, KEYS, 12, 5);
         for (size_t r = 0; r < s.m; r++)
             s.pos[r] = s.pos[r] < SEEN ? s.pos[r] : SEEN - 1;
-        for (size_t x = SEEN * 128; x < KEYS * 128; x++)
-            s.k[x] = s.v[x] = NAN;
+        memset(s.s.mem, 0xff, s.s.kv.n_pages * s.s.kv.page_stride * sizeof(float)); /* NaN */
+        s.n_keys = SEEN;
         ASSERT_OK(kern_run(d, true, 1, put_keys, &j));
         ASSERT_OK(kern_run(d, true, s.m, attend_rows, &j));
-        s.n_keys = SEEN;
         check(&j, &s);
         seq_fini(&s);
         kn_dev_destroy(d);
@@ -376,7 +408,7 @@ static bool is_nobody(size_t i)
 }
 
 /* Sequences of one row in one pool. */
-static void batch_init(struct batch *b, struct kern_shape sh, bool bf16, uint64_t seed)
+static void batch_init(struct batch *b, struct kern_shape sh, struct arith ar, uint64_t seed)
 {
     const size_t HK = (size_t)sh.H * sh.K, GK = (size_t)sh.G * sh.K;
     size_t n_pages = 0, most = 0;
@@ -387,7 +419,7 @@ static void batch_init(struct batch *b, struct kern_shape sh, bool bf16, uint64_
     b->pos = calloc(SEQS, sizeof *b->pos), b->last = calloc(SEQS, sizeof *b->last);
     for (size_t i = 0; i < SEQS; i++) {
         struct seq *s = &b->seq[i];
-        seq_init(s, sh, bf16, 1 + test_rand(&seed) % (i % 8 ? 130 : 1100), 1, seed + i);
+        seq_init(s, sh, ar, 1 + test_rand(&seed) % (i % 8 ? 130 : 1100), 1, seed + i);
         b->last[i] = (int32_t)s->n_keys - 1;
         if (i % 3 == 1) s->pos[0] = (int32_t)(test_rand(&seed) % s->n_keys);
         b->pos[i] = s->pos[0];
@@ -451,13 +483,13 @@ static int put_last(struct kn_stream *st, void *arg, size_t row0, size_t n)
     return kn_kv_put(st, &b->kv, 1, b->last, SEQS, b->k, 2 * GK, b->k + GK, 2 * GK);
 }
 
-static void check_batch(struct kn_dev *d, bool bf16, struct batch *b)
+static void check_batch(struct kn_dev *d, struct arith ar, struct batch *b)
 {
     const size_t HK = (size_t)b->sh.H * b->sh.K, GK = (size_t)b->sh.G * b->sh.K, H = b->sh.H;
     for (size_t i = 0; i < SEQS; i++) {
         struct seq *s = &b->seq[i];
         struct job one = {.d = d,
-                          .bf16 = bf16,
+                          .ar = ar,
                           .sh = b->sh,
                           .window = b->window,
                           .chunk = b->chunk,
@@ -488,21 +520,21 @@ TEST(many_sequences_are_what_each_is)
                                                {32, 1, 16}, {8, 2, 64},  {3, 1, 50}};
     static const unsigned windows[] = {0, 0, 0, 0, 50, 550};
     float *sinks = kern_random(32, 9, 6);
-    bool bf16;
+    struct arith ar;
     struct kn_dev *d;
-    for (unsigned i = 0; (d = next_dev(i, &bf16)); i++) {
+    for (unsigned i = 0; (d = next_dev(&i, &ar));) {
         for (size_t c = 0; c < sizeof shapes / sizeof *shapes; c++) {
             struct batch b;
-            batch_init(&b, shapes[c], bf16, 77 + 100 * c);
+            batch_init(&b, shapes[c], ar, 77 + 100 * c);
             b.window = windows[c];
             if (c % 4 == 3 && !kern_device()) b.chunk = 90 + 64 * (unsigned)c;
             if (c % 2) b.sink = sinks;
-            struct job keys = {.d = d, .bf16 = bf16, .sh = b.sh, .seq = b.seq, .n = SEQS};
+            struct job keys = {.d = d, .ar = ar, .sh = b.sh, .seq = b.seq, .n = SEQS};
             ASSERT_OK(kern_run(d, true, 1, put_keys, &keys));
             ASSERT_OK(kern_run(d, c != 0, 1, put_last, &b));
             for (size_t n = 0; n < 2; n++) {
                 ASSERT_OK(kern_run(d, c != 1, 1, attend_all, &b));
-                check_batch(d, bf16, &b);
+                check_batch(d, ar, &b);
                 b.kv.n_pages = 2 * b.kv.n_pages + 8;
             }
             batch_fini(&b);
@@ -533,12 +565,12 @@ static int of_one_alone(struct kn_stream *st, void *arg, size_t row0, size_t n)
 /* One of several sequences has a bad row: it is told, whichever it is. */
 TEST(a_bad_row_among_many_is_found)
 {
-    bool bf16;
+    struct arith ar;
     struct kn_dev *d;
-    for (unsigned i = 0; (d = next_dev(i, &bf16)); i++) {
+    for (unsigned i = 0; (d = next_dev(&i, &ar));) {
         static const size_t bad[] = {0, 17, SEQS - 2};
         struct batch b;
-        batch_init(&b, (struct kern_shape){1, 1, 64}, bf16, 5);
+        batch_init(&b, (struct kern_shape){1, 1, 64}, ar, 5);
         ASSERT_OK(kern_run(d, true, 1, of_one_alone, &b));
         for (size_t n = 0; n < sizeof bad / sizeof *bad; n++) {
             const size_t row = bad[n];
