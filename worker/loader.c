@@ -146,6 +146,7 @@ static int open_core(struct worker *w, struct err *err)
                                       .arith = w->o.arith,
                                       .weights = w->o.weights,
                                       .allow_bf16 = c->file_bf16_or_less,
+                                      .kv_q8 = w->o.kv_q8,
                                       .cache_dir = keyfile_dir("/kvblend", w->cache_dir)},
                               .ctx_max = w->o.ctx,
                               .kv_bytes =
@@ -263,11 +264,12 @@ static void log_loaded(struct worker *w)
     const struct model_cfg *c = model_config(w->model);
     log_event(LOG_NOTICE, "model_loaded",
               "name=%s arch=%s layers=%u ctx=%u device=\"%s\" gemm=%s isa=%s threads=%u "
-              "kv_dtype=%s chat=%s "
+              "kv_dtype=%s kv_pages=%s chat=%s "
               "ram_bytes=%llu blend=%s seconds=%.2f",
               w->model_name, c->arch, c->L, w->ctx_max, d->device, d->gemm, d->isa, d->n_threads,
-              kn_dtype_name(w->ident.dtype), w->chat ? chat_name(w->chat) : "none",
-              (unsigned long long)w->o.ram_bytes, w->blend_ok ? "on" : "off", w->loader.seconds);
+              kn_dtype_name(w->ident.dtype), kn_dtype_name(d->kv),
+              w->chat ? chat_name(w->chat) : "none", (unsigned long long)w->o.ram_bytes,
+              w->blend_ok ? "on" : "off", w->loader.seconds);
 }
 
 static int find_model(struct worker *w, struct err *err)

@@ -153,6 +153,7 @@ static void take_options(struct wk_opts *r, struct opts *o)
                                                                     : KN_ARITH_BF16;
     r->embed = (enum enc_pool)enc_pool_parse(opt_str(o, "embed"), ENC_POOL_AUTO);
     r->weights = (enum kn_weights)kn_weights_parse(dt, KN_WEIGHTS_AUTO);
+    r->kv_q8 = strcmp(opt_str(o, "kv-pages-dtype"), "q8") == 0;
     r->kv_dtype = kn_dtype_parse(kv, -1);
     bool always = false;
     (void)wk_parse_strategy(opt_str(o, "strategy"), &always, &r->strategy);

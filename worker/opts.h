@@ -54,7 +54,8 @@ struct wk_opts {
     enum enc_pool embed; /* AUTO: an encoder, or what its files say */
     enum kn_arith arith;
     enum kn_weights weights;
-    int kv_dtype; /* enum kn_dtype, -1 = auto */
+    bool kv_q8;   /* KV of running requests in 8 bits */
+    int kv_dtype; /* of stored KV: enum kn_dtype, -1 = auto */
     unsigned threads, ctx;
     struct fus_engine_opts engine;    /* less what it calls */
     enum pol_order order;             /* of the queue */

@@ -218,6 +218,25 @@ def close(a, b):
             assert abs(p - q) < 1e-3, (a, b)
 
 
+def test_pages_in_8_bits():
+    """They change what is answered by little, and nothing of which tokens are reused; r = 1 is a full prefill."""
+    def asked(p, **kvblend):
+        r = ask(TEXT, server=p, documents=[document(0), document(1)], prompt="What is it?", max_tokens=1, logprobs=5,
+                kvblend=dict(kvblend, store=False))
+        return r["usage"], r["choices"][0]["logprobs"]["top_logprobs"][0]
+
+    with Model() as folder, worker(folder, "--ram", "64MiB", "--kv-pages-dtype", "q8") as p:
+        same([x.get("/admin/status").json()["model"]["kv_pages_dtype"] for x in (p, w)], ["q8", "f32"])
+        for x in (p, w):
+            assert x.post("/v1/segments", {"texts": [document(0), document(1)]}).json()["data"][1]["status"] == "ready"
+        for how in ({"mode": "full"}, {"mode": "reuse"}, {"mode": "blend", "strategy": "sink", "ratio": 0.25}):
+            (n, exact), (n_of_8, of_8) = asked(w, **how), asked(p, **how)
+            same(n_of_8, n)
+            both = exact.keys() & of_8.keys()
+            assert of_8 != exact and both and all(abs(of_8[t] - exact[t]) < 1 for t in both), (how, of_8, exact)
+        same(asked(p, mode="blend", strategy="sink", ratio=1)[1], asked(p, mode="full")[1])
+
+
 def test_prefix_blocks_are_chained():
     """A block that stood behind another one is no part of this prompt's past."""
     a, b, x, y, tail = (ids(BLOCK, first=i, step=s) for i, s in ((1, 3), (2, 7), (3, 9), (4, 11), (5, 13)))

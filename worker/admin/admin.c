@@ -65,12 +65,14 @@ static void put_model(struct worker *w, struct buf *b)
     const struct model_cfg *m = model_config(w->model);
     put_names(w, b);
 
-    buf_addf(b,
-             ",\"arch\":\"%s\",\"layers\":%u,\"width\":%u,\"heads\":%u,\"kv_heads\":%u,"
-             "\"head_dim\":%u,\"vocab\":%u,\"max_model_len\":%u,\"kv_dtype\":\"%s\","
-             "\"sink_token\":%d,\"chat_template\":\"%s\",\"load_s\":%.3f}",
-             m->arch, m->L, m->D, m->H, m->G, m->K, m->V, w->ctx_max, kn_dtype_name(w->ident.dtype),
-             w->sink_token, w->chat ? chat_name(w->chat) : "", w->loader.seconds);
+    buf_addf(
+        b,
+        ",\"arch\":\"%s\",\"layers\":%u,\"width\":%u,\"heads\":%u,\"kv_heads\":%u,"
+        "\"head_dim\":%u,\"vocab\":%u,\"max_model_len\":%u,\"kv_dtype\":\"%s\","
+        "\"kv_pages_dtype\":\"%s\",\"sink_token\":%d,\"chat_template\":\"%s\",\"load_s\":%.3f}",
+        m->arch, m->L, m->D, m->H, m->G, m->K, m->V, w->ctx_max, kn_dtype_name(w->ident.dtype),
+        kn_dtype_name(kn_info(fus_core_dev(w->core))->kv), w->sink_token,
+        w->chat ? chat_name(w->chat) : "", w->loader.seconds);
 }
 
 static void put_engine(struct worker *w, struct buf *b)

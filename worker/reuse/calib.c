@@ -233,13 +233,14 @@ static void cache_key(struct fus_core *c, const struct fus_profile *p, enum kn_d
     const struct model_cfg *g = fus_core_config(c);
     const struct kn_dev *d = fus_core_dev(c);
 
-    (void)snprintf(ret, KEY_BYTES,
-                   "v%d %s cpus %ld isa %s threads %u gemm %s kv %d model %016llx%016llx layers "
-                   "%u check %u score %u-%u",
-                   CALIB_VERSION, kn_info(d)->model, sysconf(_SC_NPROCESSORS_ONLN), kn_info(d)->isa,
-                   kn_info(d)->n_threads, kn_info(d)->gemm, (int)dtype,
-                   (unsigned long long)g->fingerprint[1], (unsigned long long)g->fingerprint[0],
-                   g->L, p->check_layer, p->score_lo, p->score_hi);
+    (void)snprintf(
+        ret, KEY_BYTES,
+        "v%d %s cpus %ld isa %s threads %u gemm %s kv %d in %d model %016llx%016llx layers "
+        "%u check %u score %u-%u",
+        CALIB_VERSION, kn_info(d)->model, sysconf(_SC_NPROCESSORS_ONLN), kn_info(d)->isa,
+        kn_info(d)->n_threads, kn_info(d)->gemm, (int)dtype, (int)kn_info(d)->kv,
+        (unsigned long long)g->fingerprint[1], (unsigned long long)g->fingerprint[0], g->L,
+        p->check_layer, p->score_lo, p->score_hi);
 }
 
 /* Times that could have been measured: none is negative, and something takes time. */

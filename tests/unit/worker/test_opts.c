@@ -425,6 +425,13 @@ TEST(arithmetic_and_weights)
         wk_opts_fini(&o);
     }
     ASSERT_ERR(read_opts(&o, &err, "--dtype", "fp4", NULL), -EINVAL);
+    for (int q8 = 0; q8 < 2; q8++) {
+        ASSERT_OK(read_opts(&o, &err, "--kv-pages-dtype", q8 ? "q8" : "auto", NULL));
+        ASSERT_EQ(o.kv_q8, q8);
+        ASSERT_EQ(o.kv_dtype, -1);
+        wk_opts_fini(&o);
+    }
+    ASSERT_ERR(read_opts(&o, &err, "--kv-pages-dtype", "f16", NULL), -EINVAL);
 }
 
 TEST(strategy_and_controller)
