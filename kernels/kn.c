@@ -410,6 +410,25 @@ int kn_kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, cons
     return m ? stream_ops(st)->row->kv_put(st, kv, layer, pos, m, k, ldk, v, ldv) : 0;
 }
 
+static bool rotates(const struct kn_rope *r, unsigned K)
+{
+    return r->K == K && r->n_rot <= K && r->n_rot % 2 == 0;
+}
+
+int kn_rope_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer,
+                const struct kn_rotation *to, const int32_t *pos, size_t m, float *k, size_t ldk,
+                const float *v, size_t ldv)
+{
+    const struct kn_row_ops *row = stream_ops(st)->row;
+    const size_t GK = (size_t)kv->G * kv->K;
+    if (!to->rope) return kn_kv_put(st, kv, layer, pos, m, k, ldk, v, ldv);
+    if (ldk < GK || ldv < GK || !rotates(to->rope, kv->K)) return -EINVAL;
+    if (m == 0) return 0;
+    if (row->rope_put) return row->rope_put(st, kv, layer, to, pos, m, k, ldk, v, ldv);
+    int r = row->rope(st, to->rope, k, ldk, m, kv->G, to->pos);
+    return r < 0 ? r : row->kv_put(st, kv, layer, pos, m, k, ldk, v, ldv);
+}
+
 static bool stored_fits(const struct kn_stored *s, const struct kn_kv *kv,
                         const struct kn_rope *rope)
 {
@@ -423,7 +442,7 @@ int kn_kv_load(struct kn_stream *st, const struct kn_kv *kv, unsigned layer,
                const struct kn_rope *rope, const struct kn_stored *piece, size_t n_pieces)
 {
     if (kv->each || n_pieces > KN_PIECES) return -EINVAL;
-    if (rope && (rope->K != kv->K || rope->n_rot > rope->K || rope->n_rot % 2)) return -EINVAL;
+    if (rope && !rotates(rope, kv->K)) return -EINVAL;
     for (size_t i = 0; i < n_pieces; i++)
         if (!stored_fits(&piece[i], kv, rope)) return -EINVAL;
     return n_pieces ? stream_ops(st)->row->kv_load(st, kv, layer, rope, piece, n_pieces) : 0;
@@ -440,6 +459,7 @@ static bool attn_fits(const struct kn_attn_args *a)
 {
     const struct kn_kv *kv = a->kv;
     if (kv->G == 0 || kv->K == 0 || a->H == 0 || a->H % kv->G || !(a->cap >= 0)) return false;
+    if (a->to.rope && !rotates(a->to.rope, kv->K)) return false;
     return a->ldq >= (size_t)a->H * kv->K;
 }
 
@@ -452,7 +472,7 @@ int kn_attn(struct kn_stream *st, const struct kn_attn_args *a)
 int kn_attn_mass(struct kn_stream *st, const struct kn_attn_args *a, float *mass, size_t key0,
                  size_t n_keys)
 {
-    if (!attn_fits(a) || a->kv->each || !a->lse || key0 % P) return -EINVAL;
+    if (!attn_fits(a) || a->kv->each || a->to.rope || !a->lse || key0 % P) return -EINVAL;
     return a->m && n_keys ? stream_ops(st)->row->attn_mass(st, a, mass, key0, n_keys) : 0;
 }
 

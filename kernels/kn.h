@@ -248,8 +248,8 @@ int kn_sync(struct kn_stream *st);
  * apart; borrow until the next call with the same slot. NULL when out of memory. */
 void *kn_scratch(struct kn_stream *st, unsigned slot, size_t size_bytes);
 /* Scratch for rows [m, k] that only products with w, or weights of its width and kind, read:
- * written whole by kn_rmsnorm(), kn_layernorm() or kn_glu() (out, stride k), read whole by
- * kn_gemm() (a) any number of times. A device keeps them as those products want them (bf16, 8
+ * written whole by kn_rmsnorm(), kn_layernorm(), kn_glu() or kn_attn() (out, stride k), read whole
+ * by kn_gemm() (a) any number of times. A device keeps them as those products want them (bf16, 8
  * bits), so nothing else may look. Slots as kn_scratch(). */
 float *kn_operand(struct kn_stream *st, unsigned slot, size_t m, const struct kn_mat *w);
 /* The same for what a product with w gives, [m, n]: written whole by one kn_gemm() (c, stride n;
@@ -352,6 +352,10 @@ size_t kn_kv_layer_values(enum kn_dtype kv, unsigned G, unsigned K);
  * kn_encode_rows(). */
 int kn_kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, const int32_t *pos,
               size_t m, const float *k, size_t ldk, const float *v, size_t ldv);
+/* The same of K that is not rotated yet, and is on its way: k is scratch afterwards. */
+int kn_rope_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer,
+                const struct kn_rotation *to, const int32_t *pos, size_t m, float *k, size_t ldk,
+                const float *v, size_t ldv);
 /* Store rows that come from records, K rotated; pieces have no position in common. Rows that are
  * recomputed overwrite theirs with kn_kv_put() afterwards. k, v may lie anywhere, the host's own
  * memory included, and must stay until the run is over. One launch for KN_PIECES, the most that
@@ -378,6 +382,8 @@ bool kn_finite(const void *x, enum kn_dtype t, size_t n, size_t K);
 struct kn_attn_args {
     const float *q; /* [m, H, K], rotated */
     size_t ldq, m;
+    /* q is not rotated yet, and is as it is read. kn_attn() alone; on a GPU; elsewhere -ENOTSUP. */
+    struct kn_rotation to;
     const int32_t *pos; /* [m] */
     unsigned H;
     const struct kn_kv *kv;
@@ -391,7 +397,7 @@ struct kn_attn_args {
     /* [m], ascending, at most pos: the first key that row i sees, of one sequence, with no window.
      * NULL: key 0. On the CPU; elsewhere -ENOTSUP. */
     const int32_t *from;
-    float *out; /* [m, H, K] */
+    float *out; /* [m, H, K], or kn_operand() of that width */
     size_t ldo;
     float *lse; /* [m, H] log-sum-exp of the scaled scores, the sink's included, or NULL */
 };

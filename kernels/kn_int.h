@@ -49,6 +49,7 @@ struct kn_row_ops {
     typeof(kn_softcap) *softcap;
     typeof(kn_rope) *rope;
     typeof(kn_kv_put) *kv_put;
+    typeof(kn_rope_put) *rope_put; /* NULL on the CPU: kn_rope() and kn_kv_put() */
     typeof(kn_kv_load) *kv_load;
     typeof(kn_encode_rows) *encode_rows;
     typeof(kn_attn) *attn;

@@ -26,6 +26,11 @@ struct kn_rope {
     float mscale; /* 1 unless YaRN */
 };
 
+struct kn_rotation {            /* of m rows */
+    const struct kn_rope *rope; /* NULL: none */
+    const int32_t *pos;         /* [m] what they are rotated to */
+};
+
 /* What the gate of a feed-forward goes through: x sigmoid(x), GELU by its tanh form, or by erf, and
  * then times up. CLAMPED: x sigmoid(1.702 x) of a gate x of 7 at most, times up + 1, up between -7
  * and 7. */

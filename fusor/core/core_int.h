@@ -126,7 +126,7 @@ struct fus_phase {
     void *hook_ctx;
     float *keep_q, *keep_lse; /* phase B: rows from keep_from on are copied here (query score) */
     size_t keep_from;
-    float *att;     /* [rows of a phase B call, H*K] attention output */
+    float *att;     /* the host's: [rows of a phase B call, H*K] attention output */
     bool goes_on;   /* phase A: B follows, without a look in between */
     bool joint;     /* phase B: does phase A, too, of the same rows, all of them */
     bool attn_only; /* phase B: stop after the attention (last layer of the scoring pass) */

@@ -13,7 +13,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { SLOT_H, SLOT_KV, SLOT_Q, SLOT_ATT /* decode */, SLOT_GU, SLOT_ACT, SLOT_LSE, SLOT_POST };
+enum { SLOT_H, SLOT_KV, SLOT_Q, SLOT_ATT /* of one run */, SLOT_GU, SLOT_ACT, SLOT_LSE, SLOT_POST };
 
 typedef int (*section_fn)(struct kn_dev *d, size_t n, const atomic_bool *cancel, kn_rows_fn fn,
                           void *arg);
@@ -63,7 +63,30 @@ struct places {
     const struct kn_kv *kv;
     unsigned layer;
     const int32_t *pos, *slot; /* [m] what they are rotated to, and where they are stored */
+    bool late;                 /* their queries are rotated as the attention reads them */
 };
+
+/* A GPU reads and writes less that way; but queries that are kept are looked at again. */
+static bool rotates_late(const struct fus_core *c, bool keeps)
+{
+    return !kn_info(c->dev)->is_host && !keeps;
+}
+
+static int rotate(struct kn_stream *st, const struct fus_core *c, const struct places *at, float *q,
+                  size_t ldq, size_t m)
+{
+    const struct kn_rope *rope = at->late ? NULL : c->layer[at->layer].rope;
+    return rope ? kn_rope(st, rope, q, ldq, m, c->cfg.H, at->pos) : 0;
+}
+
+/* K and V of m rows to their pages, V behind K in each; K is rotated on the way. */
+static int put_kv(struct kn_stream *st, const struct fus_core *c, const struct places *at, size_t m,
+                  float *k, size_t ld)
+{
+    const struct kn_rotation to = {c->layer[at->layer].rope, at->pos};
+    const float *v = k + (size_t)c->cfg.G * c->cfg.K;
+    return kn_rope_put(st, at->kv, at->layer, &to, at->slot, m, k, ld, v, ld);
+}
 
 /* Q of rows h [m, D], K and V to their pages, by one product. *ret: rows of Q, w->qkv.n apart. */
 static int project_all(struct kn_stream *st, const struct fus_core *c, const struct places *at,
@@ -71,15 +94,15 @@ static int project_all(struct kn_stream *st, const struct fus_core *c, const str
 {
     const struct model_cfg *g = &c->cfg;
     const struct fus_layer *w = &c->layer[at->layer];
-    const size_t HK = (size_t)g->H * g->K, GK = (size_t)g->G * g->K, ld = w->qkv.n;
+    const size_t HK = (size_t)g->H * g->K, ld = w->qkv.n;
     float *q = *ret = kn_scratch(st, SLOT_Q, m * ld * sizeof(*q));
     if (!q) return -ENOMEM;
     float *k = q + HK;
     int r = linear(st, &w->qkv, h, m, q, false);
     if (r == 0) r = norm_heads(st, c, &w->q, q, ld, m);
     if (r == 0) r = norm_heads(st, c, &w->kv, k, ld, m);
-    if (r == 0 && w->rope) r = kn_rope(st, w->rope, q, ld, m, g->H + g->G, at->pos); /* K, too */
-    return r < 0 ? r : kn_kv_put(st, at->kv, at->layer, at->slot, m, k, ld, k + GK, ld);
+    if (r == 0) r = rotate(st, c, at, q, ld, m);
+    return r < 0 ? r : put_kv(st, c, at, m, k, ld);
 }
 
 /* Rows x [m, D] normed, to out. */
@@ -144,7 +167,7 @@ static int project_q(struct kn_stream *st, const struct fus_core *c, const struc
     const size_t HK = (size_t)g->H * g->K;
     float *q = *ret = kn_scratch(st, SLOT_Q, m * HK * sizeof(*q));
     int r = q ? project(st, c, &w->q, h, m, q) : -ENOMEM;
-    if (r == 0 && w->rope) r = kn_rope(st, w->rope, q, HK, m, g->H, at->pos);
+    if (r == 0) r = rotate(st, c, at, q, HK, m);
     if (r == 0) temper(c, at->layer, q, m, at->pos);
     return r;
 }
@@ -158,8 +181,7 @@ static int project_each(struct kn_stream *st, const struct fus_core *c, const st
     const size_t GK = (size_t)g->G * g->K;
     float *k = kn_scratch(st, SLOT_KV, m * 2 * GK * sizeof(*k));
     int r = k ? project(st, c, &w->kv, h, m, k) : -ENOMEM;
-    if (r == 0 && w->rope) r = kn_rope(st, w->rope, k, 2 * GK, m, g->G, at->pos);
-    if (r == 0) r = kn_kv_put(st, at->kv, at->layer, at->slot, m, k, 2 * GK, k + GK, 2 * GK);
+    if (r == 0) r = put_kv(st, c, at, m, k, 2 * GK);
     return r < 0 ? r : project_q(st, c, at, h, m, ret);
 }
 
@@ -209,6 +231,7 @@ static int block_a(struct kn_stream *st, void *arg, size_t row, size_t m)
     const size_t GK = (size_t)cfg->G * cfg->K;
     float *k = kn_scratch(st, SLOT_KV, m * 2 * GK * sizeof(*k)); /* [m, 2*G*K] */
     const struct span span = {st, p->core, p->x + row0 * cfg->D, m};
+    const struct places at = {&p->kv, p->layer, p->pos + row0, slots(p) + row0, false};
     const float *h;
     if (!k) return -ENOMEM;
     int r = 0;
@@ -217,9 +240,7 @@ static int block_a(struct kn_stream *st, void *arg, size_t row, size_t m)
     if (r == 0) r = half_in(&span, &w->norm_attn, w->kv.w, &h);
     if (r == 0) r = project(st, p->core, &w->kv, h, m, k);
     if (r == 0 && p->hook) r = p->hook(p->hook_ctx, &rows);
-    if (r == 0 && w->rope) r = kn_rope(st, w->rope, k, 2 * GK, m, cfg->G, p->pos + row0);
-    return r < 0 ? r
-                 : kn_kv_put(st, &p->kv, p->layer, slots(p) + row0, m, k, 2 * GK, k + GK, 2 * GK);
+    return r < 0 ? r : put_kv(st, p->core, &at, m, k, 2 * GK);
 }
 
 int fus_phase_a(struct fus_phase *p, size_t row0, size_t m)
@@ -251,7 +272,8 @@ static int attend(struct kn_stream *st, const struct fus_phase *p, size_t row0, 
     const struct model_cfg *cfg = &p->core->cfg;
     const struct fus_layer *w = &p->core->layer[p->layer];
     const size_t HK = (size_t)cfg->H * cfg->K;
-    const struct places at = {&p->kv, p->layer, p->pos + row0, slots(p) + row0};
+    const struct places at = {&p->kv, p->layer, p->pos + row0, slots(p) + row0,
+                              rotates_late(p->core, p->keep_q)};
     const float *h;
     float *q, *lse = p->keep_q ? kn_scratch(st, SLOT_LSE, m * cfg->H * sizeof(*lse)) : NULL;
     if (p->keep_q && !lse) return -ENOMEM;
@@ -261,6 +283,7 @@ static int attend(struct kn_stream *st, const struct fus_phase *p, size_t row0, 
     if (r < 0) return r;
     struct kn_attn_args a = fus_attn_args(p->core, &p->kv, p->layer);
     a.q = q, a.ldq = p->joint ? w->qkv.n : HK, a.m = m, a.pos = at.slot;
+    if (at.late) a.to = (struct kn_rotation){w->rope, at.pos};
     a.out = att, a.ldo = HK, a.lse = lse;
     if (p->from && a.chunk) a.from = p->from + row0, a.chunk = 0;
     r = kn_attn(st, &a);
@@ -302,6 +325,16 @@ static int feed_forward(struct kn_stream *st, const struct fus_core *c, unsigned
     return r < 0 ? r : half_out(&span, w->post_ffn, &w->down, act);
 }
 
+/* What follows the attention, whose output is att. */
+static int rest(struct kn_stream *st, const struct fus_phase *p, size_t row0, size_t m,
+                const float *att)
+{
+    const struct fus_layer *w = &p->core->layer[p->layer];
+    const struct span span = {st, p->core, p->x + row0 * p->core->cfg.D, m};
+    int r = half_out(&span, w->post_attn, &w->o, att);
+    return r < 0 || w->moe.router ? r : feed_forward(st, p->core, p->layer, span.x, m);
+}
+
 static int block_attend(struct kn_stream *st, void *arg, size_t row, size_t m)
 {
     const struct slice *s = arg;
@@ -312,13 +345,19 @@ static int block_attend(struct kn_stream *st, void *arg, size_t row, size_t m)
 static int block_rest(struct kn_stream *st, void *arg, size_t row, size_t m)
 {
     const struct slice *s = arg;
+    const struct model_cfg *cfg = &s->p->core->cfg;
+    return rest(st, s->p, s->row0 + row, m, s->p->att + row * cfg->H * cfg->K);
+}
+
+/* Both, where there is nothing to cut: what the attention gives is an operand, and stays in this
+ * stream. */
+static int block_b(struct kn_stream *st, void *arg, size_t row, size_t m)
+{
+    const struct slice *s = arg;
     const struct fus_phase *p = s->p;
-    const struct model_cfg *cfg = &p->core->cfg;
-    const struct fus_layer *w = &p->core->layer[p->layer];
-    const size_t HK = (size_t)cfg->H * cfg->K;
-    const struct span span = {st, p->core, p->x + (s->row0 + row) * cfg->D, m};
-    int r = half_out(&span, w->post_attn, &w->o, p->att + row * HK);
-    return r < 0 || w->moe.router ? r : feed_forward(st, p->core, p->layer, span.x, m);
+    float *att = kn_operand(st, SLOT_ATT, m, p->core->layer[p->layer].o.w);
+    int r = att ? attend(st, p, s->row0 + row, m, att) : -ENOMEM;
+    return r < 0 || p->attn_only ? r : rest(st, p, s->row0 + row, m, att);
 }
 
 static int block_mixture(struct kn_stream *st, void *arg, size_t row, size_t m)
@@ -334,13 +373,15 @@ int fus_phase_b(struct fus_phase *p, size_t row0, size_t m)
 {
     ASSERT(row0 + m <= p->n);
     struct slice s = {p, row0};
+    struct kn_dev *const d = p->core->dev;
     const bool mixes = p->core->layer[p->layer].moe.router && !p->attn_only;
-    kn_defer(p->core->dev, !p->attn_only);
-    int r = run_rows(p, m, kn_rows_uneven, block_attend, &s);
-    kn_defer(p->core->dev, mixes);
-    if (r == 0 && !p->attn_only) r = run_rows(p, m, kn_rows, block_rest, &s);
-    kn_defer(p->core->dev, false);
-    return r < 0 || !mixes ? r : kn_wide(p->core->dev, m, p->cancel, block_mixture, &s);
+    const bool host = kn_info(d)->is_host;
+    kn_defer(d, mixes);
+    int r = host ? run_rows(p, m, kn_rows_uneven, block_attend, &s)
+                 : kn_wide(d, m, p->cancel, block_b, &s);
+    if (r == 0 && host && !p->attn_only) r = run_rows(p, m, kn_rows, block_rest, &s);
+    kn_defer(d, false);
+    return r < 0 || !mixes ? r : kn_wide(d, m, p->cancel, block_mixture, &s);
 }
 
 /* A step of about 8 GFLOP (chosen: some 40 ms on two AVX-512 cores) lets queued work be cancelled
@@ -459,12 +500,13 @@ static int decode_attention(struct kn_stream *st, const struct decode *d, unsign
     const struct fus_layer *w = &d->c->layer[layer];
     const size_t HK = (size_t)cfg->H * cfg->K;
     const int32_t *pos = d->rows.pos;
-    const struct places at = {&d->kv, layer, pos, pos};
+    const struct places at = {&d->kv, layer, pos, pos, rotates_late(d->c, false)};
     float *q;
     int r = (w->qkv.w ? project_all : project_each)(st, d->c, &at, h, n, &q);
     if (r < 0) return r;
     struct kn_attn_args a = fus_attn_args(d->c, &d->kv, layer);
     a.q = q, a.ldq = w->qkv.w ? w->qkv.n : HK, a.m = n, a.pos = pos;
+    if (at.late) a.to = (struct kn_rotation){w->rope, pos};
     a.out = att, a.ldo = HK;
     return kn_attn(st, &a);
 }
@@ -472,14 +514,13 @@ static int decode_attention(struct kn_stream *st, const struct decode *d, unsign
 static int decode_layers(struct kn_stream *st, const struct decode *d, size_t n)
 {
     const struct model_cfg *cfg = &d->c->cfg;
-    const size_t HK = (size_t)cfg->H * cfg->K;
     float *x = d->c->dec.x;
     const struct span span = {st, d->c, x, n};
     int r = embed_rows(st, d->c, d->rows.tok, n, x);
     for (unsigned l = 0; r == 0 && l < cfg->L; l++) {
         const struct fus_layer *w = &d->c->layer[l];
         const float *h; /* q's as well */
-        float *att = kn_scratch(st, SLOT_ATT, n * HK * sizeof(*att));
+        float *att = kn_operand(st, SLOT_ATT, n, w->o.w);
         if (!att) return -ENOMEM;
         r = half_in(&span, &w->norm_attn, w->kv.w, &h);
         if (r == 0) r = decode_attention(st, d, l, n, h, att);

@@ -50,7 +50,7 @@ static void lay_out(struct fus_prefill *f, struct carver *device, struct carver 
     b->x = carve(device, T * g->D, 4);
     b->keep_q = carve(device, n_keep * HK, 4);
     b->keep_lse = carve(device, n_keep * g->H, 4);
-    b->att = carve(device, slice_max(f) * HK, 4);
+    b->att = carve(device, kn_info(f->core->dev)->is_host ? slice_max(f) * HK : 0, 4);
     int32_t **const sent[] = {&b->tok, &b->pos_all, &b->pos, &b->ask, &b->slot, &b->from, &b->row};
     for (size_t i = 0; i < sizeof sent / sizeof *sent; i++)
         *sent[i] = carve(shared, T, 4);

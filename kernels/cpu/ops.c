@@ -438,7 +438,7 @@ static int attn_check(const struct kn_attn_args *a)
 
 static int attend(struct kn_stream *st, const struct kn_attn_args *a)
 {
-    int r = attn_check(a);
+    int r = a->to.rope ? -ENOTSUP : attn_check(a);
     if (r < 0) return r;
     if (st->wide) return kn_par(st, attn_pieces(a) * a->kv->G, attn_item, (void *)(uintptr_t)a);
     const size_t step = a->kv->each ? 1 : a->m;

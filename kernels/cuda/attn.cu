@@ -22,6 +22,14 @@ struct sums { /* of one entry; dimension lane + 32 * r of the lane's */
     float top, total, acc[DIMS];
 };
 
+static __device__ __forceinline__ void at_put(const struct cu_attn &a, size_t value, float x)
+{
+    if (a.type == CU_BF16)
+        cu_store(static_cast<uint16_t *>(a.out) + value, x);
+    else
+        cu_store(static_cast<float *>(a.out) + value, x);
+}
+
 static __device__ __forceinline__ void write_entry(const struct cu_attn &a, const struct sums &s,
                                                    size_t row, unsigned head, unsigned lane)
 {
@@ -29,7 +37,7 @@ static __device__ __forceinline__ void write_entry(const struct cu_attn &a, cons
     CU_UNROLL
     for (unsigned r = 0; r < DIMS; r++)
         if (lane + 32 * r < a.kv.K)
-            a.out[row * a.ldo + size_t(head) * a.kv.K + lane + 32 * r] = s.acc[r] * one;
+            at_put(a, row * a.ldo + size_t(head) * a.kv.K + lane + 32 * r, s.acc[r] * one);
     if (a.lse && lane == 0) a.lse[row * a.H + head] = at_lse(s.top, s.total);
 }
 
@@ -88,9 +96,12 @@ static __global__ void __launch_bounds__(THREADS)
     if (first < 0 || size_t(at_from(a, first)) >= end) return;
     float *k = q + ENTRIES * K, *v = k + TILE * (K + 1), *prob = v + TILE * K;
     for (unsigned i = threadIdx.x; i < ENTRIES * K; i += THREADS) {
-        const size_t e = e0 + i / K;
-        const float *from = a.q + e / group * a.ldq + (g * group + e % group) * K;
-        q[i] = e < n ? from[i % K] * (a.scale * AT_LOG2E) : 0.0f;
+        const size_t e = e0 + i / K, row = e / group;
+        const float *from = a.q + row * a.ldq + (g * group + e % group) * K;
+        const auto get = [&](size_t d) { return from[d]; };
+        const bool there = e < n && rotates(a.to, row);
+        const int32_t to = there && a.to.rope.n_rot ? a.to.pos[row] : 0;
+        q[i] = there ? rotated(a.to.rope, to, i % K, get) * (a.scale * AT_LOG2E) : 0.0f;
     }
     struct sums s[PER_WARP];
     int32_t pos[PER_WARP];
@@ -175,6 +186,12 @@ static size_t parts_floats(const struct cu_attn *a)
     return n > 1 ? a->m * a->H * n * (a->kv.K + 2) : 0;
 }
 
+/* Where sums wait, if not where they end up as well. */
+static size_t sums_floats(const struct cu_attn *a)
+{
+    return a->type == CU_BF16 && at_parts(*a) > 1 ? a->m * a->H * a->kv.K : 0;
+}
+
 /* Blocks that go through all keys of their rows fill a device when there are enough: the longest
  * start first, and shorter ones beside them. Parts that do not fit its caches cost more than they
  * gain. 1.5 a multiprocessor, 128 MiB: chosen. */
@@ -186,7 +203,7 @@ static bool by_whole_blocks(const struct cu *c, const struct cu_attn *a)
 
 size_t cu_attn_parts(const struct cu *c, const struct cu_attn *a)
 {
-    return by_whole_blocks(c, a) ? 0 : parts_floats(a);
+    return by_whole_blocks(c, a) ? sums_floats(a) : parts_floats(a);
 }
 
 template <class T> static int launch_attend(struct cu *c, const struct cu_attn *a)
@@ -209,8 +226,11 @@ int cu_attn(struct cu *c, const struct cu_attn *args, float *parts)
     struct cu_attn a = *args;
     const bool whole = by_whole_blocks(c, args);
     if (a.kv.K > CU_WARP * DIMS) return -EINVAL;
+    const bool apart = whole && sums_floats(args) > 0;
     a.parts = parts;
     a.n_parts = at_parts(a) > 0 ? at_parts(a) : 1;
+    a.sums = apart ? parts : static_cast<float *>(a.out);
+    a.ld_sums = apart ? size_t(a.H) * a.kv.K : a.ldo;
     int r = on_tensor_cores(c, &a) ? at_mma(c, &a, whole)
             : c->type == CU_BF16   ? launch_attend<uint16_t>(c, &a)
                                    : launch_attend<float>(c, &a);

@@ -13,6 +13,7 @@
 #define KERNELS_CUDA_ATTN_H
 
 #include "kernels/cuda/mma.h"
+#include "kernels/cuda/rotate.h"
 
 #define AT_LOG2E 1.44269504088896341f
 #define AT_LN2 0.693147180559945309f
@@ -31,10 +32,32 @@ int at_mma_mass(struct cu *c, const struct cu_attn *a, size_t key0, size_t n_key
 static __device__ __forceinline__ int32_t at_pos(const struct cu_attn &a, size_t row, int *fault)
 {
     const int32_t pos = a.pos[row];
-    if (pos >= 0 && size_t(pos) / CU_PAGE < a.kv.n_pages && (row == 0 || a.pos[row - 1] <= pos))
+    if (pos >= 0 && size_t(pos) / CU_PAGE < a.kv.n_pages && (row == 0 || a.pos[row - 1] <= pos) &&
+        rotates(a.to, row))
         return pos;
     *fault = 1;
     return -1;
+}
+
+/* Values d, d+1 of row `row` of the query at q, rotated. */
+static __device__ __forceinline__ struct float2 at_query(const struct cu_attn &a, const float *q,
+                                                         size_t row, unsigned d)
+{
+    const struct kn_rope &p = a.to.rope;
+    struct float2 x = *reinterpret_cast<const struct float2 *>(q + d);
+    if (d >= p.n_rot) return x;
+    if (p.n_rot % 4) { /* halves are no pairs */
+        const auto get = [&](size_t i) { return q[i]; };
+        return {rotated(p, a.to.pos[row], d, get), rotated(p, a.to.pos[row], d + 1, get)};
+    }
+    const unsigned half = unsigned(p.n_rot / 2), i = d < half ? d : d - half;
+    const size_t at = size_t(a.to.pos[row]) * half + i;
+    const struct float2 y = *reinterpret_cast<const struct float2 *>(q + (d < half ? d + half : i));
+    const struct float2 c = *reinterpret_cast<const struct float2 *>(p.cos + at);
+    const struct float2 s = *reinterpret_cast<const struct float2 *>(p.sin + at);
+    x.x = fmaf(d < half ? -y.x : y.x, s.x, x.x * c.x) * p.mscale;
+    x.y = fmaf(d < half ? -y.y : y.y, s.y, x.y * c.y) * p.mscale;
+    return x;
 }
 
 /* The first key that a row at pos sees. */
@@ -85,6 +108,11 @@ static inline size_t at_each_rows(const struct cu_attn *a) /* of a sequence */
     return a->kv.each ? 1 : a->m;
 }
 
+static __device__ __forceinline__ void *at_out(const struct cu_attn &a, size_t value)
+{
+    return static_cast<char *>(a.out) + value * (a.type == CU_BF16 ? 2 : 4);
+}
+
 /* The rows that block y has to do with. */
 static __device__ __forceinline__ struct cu_attn at_sequence(struct cu_attn a, unsigned y)
 {
@@ -94,7 +122,9 @@ static __device__ __forceinline__ struct cu_attn at_sequence(struct cu_attn a, u
     a.m = a.kv.n_pages > 0;
     a.q += y * a.ldq;
     a.pos += y;
-    a.out += y * a.ldo;
+    if (a.to.rope.n_rot) a.to.pos += y;
+    a.out = at_out(a, y * a.ldo);
+    a.sums += y * a.ld_sums;
     if (a.lse) a.lse += size_t(y) * a.H;
     a.parts += size_t(y) * a.H * a.n_parts * (a.kv.K + 2);
     return a;

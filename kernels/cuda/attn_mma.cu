@@ -98,7 +98,7 @@ static __device__ __forceinline__ void at_load_rows(const struct cu_attn &a, uns
         for (unsigned s = 0; s < 2 * at_dims<KP>::STEPS; s++) {
             const unsigned d = 8 * s + lane % 4 * 2;
             struct float2 x = {0, 0};
-            if (there && d < K) x = *reinterpret_cast<const struct float2 *>(q + d);
+            if (w.pos[i] >= 0 && d < K) x = at_query(a, q, row, d);
             const float f = a.scale * AT_LOG2E;
             w.q[s / 2][i + s % 2 * 2] = mma_pack(x.x * f, x.y * f);
         }
@@ -228,12 +228,12 @@ at_begin(const struct cu_attn &a, const struct at_rows<KP> &w, unsigned group, u
         o.acc[n][0] = o.acc[n][1] = o.acc[n][2] = o.acc[n][3] = 0;
 }
 
-struct at_before { /* a whole block: what the parts before this one came to; the values are in out
-                    */
+struct at_before { /* a whole block: what the parts before this one came to; the values are in
+                    * a.sums */
     float top[2], total[2];
 };
 
-/* The end of a part for entry i of the lane. Folded here, sums so far wait in `out`: these lanes
+/* The end of a part for entry i of the lane. Folded here, sums so far wait in memory: these lanes
  * alone write and read them, many at once: one after the other they took a quarter of the time. */
 template <unsigned KP>
 static __device__ __forceinline__ void
@@ -241,8 +241,8 @@ at_close_entry(const struct cu_attn &a, size_t row, unsigned head, unsigned part
                unsigned i, bool begins, bool ends, const struct at_sums<KP> &o, struct at_before &b)
 {
     typedef at_dims<KP> D;
-    const unsigned lane = threadIdx.x % CU_WARP, K = a.kv.K;
-    float *to = a.out + row * a.ldo + size_t(head) * K;
+    const unsigned lane = mma_anew(threadIdx.x) % CU_WARP, K = a.kv.K;
+    float *to = a.sums + row * a.ld_sums + size_t(head) * K;
     struct at_weights w = {0, 1};
     if (apart) {
         to = at_part(a, row, head, part);
@@ -254,6 +254,9 @@ at_close_entry(const struct cu_attn &a, size_t row, unsigned head, unsigned part
         w = at_fold(b.top[i], b.total[i], o.top[i], o.total[i]);
     }
     const bool folds = !apart && !begins, divides = !apart && ends;
+    const bool rounds = divides && a.type == CU_BF16;
+    uint32_t *const two =
+        static_cast<uint32_t *>(a.out) + (row * a.ldo + size_t(head) * K) / 2; /* if it rounds */
     const float one = 1 / b.total[i];
     CU_UNROLL
     for (unsigned n0 = 0; n0 < KP / 8; n0 += D::AHEAD) {
@@ -270,7 +273,11 @@ at_close_entry(const struct cu_attn &a, size_t row, unsigned head, unsigned part
             struct float2 x = {o.acc[n0 + n][2 * i], o.acc[n0 + n][2 * i + 1]};
             if (folds) x.x = at_folded(w, old[n].x, x.x), x.y = at_folded(w, old[n].y, x.y);
             if (divides) x.x *= one, x.y *= one;
-            if (d < K) *reinterpret_cast<struct float2 *>(to + d) = x;
+            if (d >= K) continue;
+            if (rounds)
+                two[d / 2] = mma_pack(x.x, x.y);
+            else
+                *reinterpret_cast<struct float2 *>(to + d) = x;
         }
     }
     if (!apart && ends && a.lse && lane % 4 == 0)
@@ -282,7 +289,7 @@ static __device__ __forceinline__ void
 at_close(const struct cu_attn &a, const struct at_rows<KP> &w, unsigned group, unsigned g,
          unsigned entry0, unsigned part, bool apart, struct at_sums<KP> &o, struct at_before &b)
 {
-    const unsigned lane = threadIdx.x % CU_WARP;
+    const unsigned lane = mma_anew(threadIdx.x) % CU_WARP;
     CU_UNROLL
     for (unsigned i = 0; i < 2; i++) {
         o.total[i] += __shfl_xor_sync(CU_ALL, o.total[i], 1);
@@ -382,7 +389,7 @@ static __global__ void __launch_bounds__(WARPS *CU_WARP, WARPS == 1 ? 1
             const mma_addr v = feed.take(a.kv, key + D::KEYS, true);
             if (seen) at_weigh<KP>(s, v, o);
         }
-        at_close(at_mine<WARPS>(args), w, group, g, entry0, part, apart, o, b);
+        at_close(at_mine<WARPS>(args), w, group, mma_anew(g), mma_anew(entry0), part, apart, o, b);
     }
 }
 
@@ -408,9 +415,11 @@ int at_mma_open()
 bool at_mma_fits(const struct cu_attn *a)
 {
     const unsigned K = a->kv.K;
-    const uintptr_t rows = reinterpret_cast<uintptr_t>(a->q) | reinterpret_cast<uintptr_t>(a->out) |
+    const auto bits = [](const void *p) { return reinterpret_cast<uintptr_t>(p); };
+    const struct kn_rope *r = &a->to.rope;
+    const uintptr_t rows = bits(a->q) | bits(a->out) | bits(r->cos) | bits(r->sin) |
                            uintptr_t(a->ldq * sizeof(float)) | uintptr_t(a->ldo * sizeof(float));
-    const uintptr_t pages = reinterpret_cast<uintptr_t>(a->kv.base) | uintptr_t(a->kv.page_bytes);
+    const uintptr_t pages = bits(a->kv.base) | uintptr_t(a->kv.page_bytes);
     return K % 8 == 0 && K <= 256 && rows % 8 == 0 && pages % 16 == 0 && a->m * a->H < 1u << 31;
 }
 

@@ -23,7 +23,7 @@
 enum {
     SLOT_STAGE = KN_SLOTS, /* stored KV on its way in, encoded rows on their way out */
     SLOT_PARTS,            /* attention over parts of the keys */
-    SLOT_OPERAND,          /* rows rounded for a product */
+    SLOT_OPERAND,          /* rows rounded for a product, or that are going to be */
     SLOT_ROWS,             /* a gather in place */
     SLOT_PRODUCT,          /* sums that are scaled behind a product */
     SLOT_MOE,              /* all that a mixture of experts works with */
@@ -810,7 +810,22 @@ static int kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, 
                   size_t m, const float *k, size_t ldk, const float *v, size_t ldv)
 {
     const struct cu_kv to = kv_of(st->dev, kv, layer);
-    return cu_kv_put(st->dev->cu, &to, pos, m, k, ldk, v, ldv);
+    const struct cu_put put = {.pos = pos, .m = m, .k = k, .v = v, .ldk = ldk, .ldv = ldv};
+    return cu_kv_put(st->dev->cu, &to, &put);
+}
+
+static struct cu_rotation rotation_of(const struct kn_rotation *to)
+{
+    return to->rope ? (struct cu_rotation){*to->rope, to->pos} : (struct cu_rotation){0};
+}
+
+static int rope_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer,
+                    const struct kn_rotation *how, const int32_t *pos, size_t m, float *k,
+                    size_t ldk, const float *v, size_t ldv)
+{
+    const struct cu_kv to = kv_of(st->dev, kv, layer);
+    const struct cu_put put = {pos, m, k, v, ldk, ldv, rotation_of(how)};
+    return cu_kv_put(st->dev->cu, &to, &put);
 }
 
 /* K and V of the pieces, or K alone (sides 1), as kernels may read them: where they are, or in
@@ -889,19 +904,36 @@ static struct cu_attn attn_of(const struct kn_dev *d, const struct kn_attn_args 
                             .cap = a->cap,
                             .window = a->window,
                             .sink = a->sink,
+                            .to = rotation_of(&a->to),
                             .out = a->out,
                             .ldo = a->ldo,
+                            .type = CU_F32,
                             .lse = a->lse};
 }
 
+/* An operand of bf16 is written at once; one of 8 bits has a scale for all heads of a row, which is
+ * known when the last is done. */
 static int attn(struct kn_stream *st, const struct kn_attn_args *a)
 {
+    const size_t HK = (size_t)a->H * a->kv->K;
+    struct cu_attn c = attn_of(st->dev, a);
+    struct cu_rows rows = {NULL, HK, a->m, HK, a->out, HK, CU_F32, NULL};
     if (a->from || a->chunk) return -ENOTSUP;
-    const struct cu_attn c = attn_of(st->dev, a);
+    int r = aim(st, &rows);
+    if (r < 0) return r;
+    if (rows.to != CU_F32) c.ldo = HK;
+    if (rows.to == CU_BF16) c.type = CU_BF16;
+    if (cu_is_eight(rows.to)) {
+        c.out = scratch(st, SLOT_OPERAND, a->m * HK * sizeof(float));
+        if (!c.out) return -ENOMEM;
+    }
     const size_t floats = cu_attn_parts(st->dev->cu, &c);
     float *parts = floats ? scratch(st, SLOT_PARTS, floats * sizeof *parts) : NULL;
     if (floats && !parts) return -ENOMEM;
-    return cu_attn(st->dev->cu, &c, parts);
+    r = cu_attn(st->dev->cu, &c, parts);
+    if (r < 0 || !cu_is_eight(rows.to)) return r;
+    rows.x = c.out;
+    return cu_stage(st->dev->cu, &rows);
 }
 
 static int attn_mass(struct kn_stream *st, const struct kn_attn_args *a, float *mass, size_t key0,
@@ -1053,6 +1085,7 @@ static const struct kn_row_ops row_ops = {
     .softcap = softcap,
     .rope = rope,
     .kv_put = kv_put,
+    .rope_put = rope_put,
     .kv_load = kv_load,
     .encode_rows = encode_rows,
     .attn = attn,

@@ -2,43 +2,41 @@
  *
  * A page of a layer holds K [G, P, K], then V [G, P, K] in the device's type: a key's values are
  * contiguous, as a row of the second operand of q k^T wants them. */
-#include "kernels/cuda/operand.h"
+#include "kernels/cuda/rotate.h"
 
-/* Value d of a rotated head; x(i) is its value i before. */
-template <class F>
-static __device__ __forceinline__ float rotated(const struct kn_rope &p, int32_t pos, size_t d, F x)
-{
-    const size_t half = p.n_rot / 2;
-    if (d >= p.n_rot) return x(d);
-    const size_t i = d < half ? d : d - half, at = size_t(pos) * half + i;
-    const float a = x(i), b = x(i + half), c = p.cos[at], s = p.sin[at];
-    return (d < half ? fmaf(-b, s, a * c) : fmaf(a, s, b * c)) * p.mscale;
-}
-
+/* By four values of a head's first half, and those that they rotate with. */
 static __global__ void rope(struct kn_rope p, float *x, size_t ldx, size_t heads,
-                            const int32_t *pos, int *fault)
+                            const int32_t *pos, bool wide, int *fault)
 {
-    const size_t half = p.n_rot / 2;
+    const size_t half = p.n_rot / 2, quads = (half + 3) / 4;
     const int32_t at = pos[blockIdx.x];
     if (at < 0 || size_t(at) >= p.pos_cap) {
         *fault = 1;
         return;
     }
-    for (size_t i = threadIdx.x; i < heads * half; i += blockDim.x) {
-        float *h = x + size_t(blockIdx.x) * ldx + i / half * p.K;
-        const size_t d = i % half;
-        const float a = h[d], b = h[d + half];
-        const auto get = [&](size_t j) { return j < half ? a : b; };
-        h[d] = rotated(p, at, d, get);
-        h[d + half] = rotated(p, at, d + half, get);
+    const size_t row = size_t(at) * half;
+    for (size_t i = threadIdx.x; i < heads * quads; i += blockDim.x) {
+        float *h = x + size_t(blockIdx.x) * ldx + i / quads * p.K;
+        const size_t d = i % quads * 4;
+        cu_four a = cu_four_at(h, d, half, wide), b = cu_four_at(h + half, d, half, wide);
+        rotate_four(p, row + d, row + half, wide, &a, &b);
+        cu_put_four<float, float4>(h, d, half, wide, a.v);
+        cu_put_four<float, float4>(h + half, d, half, wide, b.v);
     }
+}
+
+static uintptr_t bits(const void *p)
+{
+    return reinterpret_cast<uintptr_t>(p);
 }
 
 int cu_rope(struct cu *c, const struct kn_rope *p, float *x, size_t ldx, size_t m, size_t heads,
             const int32_t *pos)
 {
+    const bool wide =
+        (bits(x) | bits(p->cos) | bits(p->sin)) % 16 == 0 && (ldx | p->K | p->n_rot / 2) % 4 == 0;
     KN_LAUNCH(rope, dim3(unsigned(m)), dim3(heads * p->K >= 1024 ? 256 : 64), 0, c->stream, *p, x,
-              ldx, heads, pos, c->fault);
+              ldx, heads, pos, wide, c->fault);
     return cu_launched(c);
 }
 
@@ -51,44 +49,41 @@ static __device__ __forceinline__ T *slot(const struct cu_kv &kv, int64_t pos, b
     return page + ((size_t(v) * kv.G + g) * CU_PAGE + size_t(pos) % CU_PAGE) * kv.K;
 }
 
-/* A row by a block. */
-template <class T>
-static __global__ void put(struct cu_kv kv, const int32_t *pos, const float *k, size_t ldk,
-                           const float *v, size_t ldv, int *fault)
+/* The pages that a row goes to; false: none, as it is nobody's, or with a fault. */
+static __device__ __forceinline__ bool has_place(struct cu_kv &kv, const struct cu_put &p,
+                                                 size_t row, int *fault)
 {
-    const size_t row = blockIdx.x;
     if (kv.each) {
         kv.pages = kv.each[row].id;
         kv.n_pages = kv.each[row].n;
-        if (kv.n_pages == 0) return;
+        if (kv.n_pages == 0) return false;
     }
-    if (!slot<T>(kv, pos[row], false, 0)) {
-        *fault = 1;
-        return;
-    }
-    k += row * ldk;
-    v += row * ldv;
+    const int32_t pos = p.pos[row];
+    if (pos >= 0 && size_t(pos) / CU_PAGE < kv.n_pages && rotates(p.to, row)) return true;
+    *fault = 1;
+    return false;
+}
+
+/* A row by a block. */
+template <class T>
+static __global__ void put(struct cu_kv kv, const __grid_constant__ struct cu_put p, int *fault)
+{
+    const size_t row = blockIdx.x;
+    if (!has_place(kv, p, row, fault)) return;
+    const int32_t pos = p.pos[row], at = p.to.rope.n_rot ? p.to.pos[row] : 0;
+    const float *k = p.k + row * p.ldk, *v = p.v + row * p.ldv;
     for (size_t i = threadIdx.x; i < size_t(kv.G) * kv.K; i += blockDim.x) {
         const unsigned g = unsigned(i / kv.K);
-        cu_store(slot<T>(kv, pos[row], false, g) + i % kv.K, k[i]);
-        cu_store(slot<T>(kv, pos[row], true, g) + i % kv.K, v[i]);
+        const size_t d = i % kv.K;
+        const auto get = [&](size_t j) { return k[i - d + j]; };
+        cu_store(slot<T>(kv, pos, false, g) + d, rotated(p.to.rope, at, d, get));
+        cu_store(slot<T>(kv, pos, true, g) + d, v[i]);
     }
 }
 
 static dim3 row_block(const struct cu_kv *kv)
 {
     return dim3(size_t(kv->G) * kv->K >= 512 ? 256 : 64);
-}
-
-int cu_kv_put(struct cu *c, const struct cu_kv *kv, const int32_t *pos, size_t m, const float *k,
-              size_t ldk, const float *v, size_t ldv)
-{
-    const dim3 grid(static_cast<unsigned>(m)), block = row_block(kv);
-    if (c->type == CU_BF16)
-        KN_LAUNCH(put<uint16_t>, grid, block, 0, c->stream, *kv, pos, k, ldk, v, ldv, c->fault);
-    else
-        KN_LAUNCH(put<float>, grid, block, 0, c->stream, *kv, pos, k, ldk, v, ldv, c->fault);
-    return cu_launched(c);
 }
 
 /* A row by a block, whatever its shape; pieces side by side. */
@@ -162,21 +157,29 @@ template <class T> static __device__ __forceinline__ void put_eight(T *to, const
         reinterpret_cast<float4 *>(to)[j] = words[j];
 }
 
-/* As rotated(), of values from d on of the halves. */
-static __device__ __forceinline__ void rotate_eight(const struct kn_rope &p, size_t pos, unsigned d,
-                                                    struct eight *a, struct eight *b)
+/* Values d … d+7 of a head's halves, K rotated to the table's row `at`. */
+struct halves {
+    struct eight k[2], v[2];
+};
+
+template <class T>
+static __device__ __forceinline__ void put_halves(const struct cu_kv &kv, int32_t pos, unsigned g,
+                                                  unsigned d, const struct kn_rope &p, size_t at,
+                                                  struct halves &x)
 {
-    const size_t at = pos * (p.n_rot / 2) + d;
+    const unsigned half = kv.K / 2;
+    T *const to_k = slot<T>(kv, pos, false, g) + d, *const to_v = slot<T>(kv, pos, true, g) + d;
     CU_UNROLL
-    for (unsigned j = 0; j < EIGHT; j += 4) {
-        const cu_four c = cu_four_at(p.cos + at, j, EIGHT, true);
-        const cu_four s = cu_four_at(p.sin + at, j, EIGHT, true);
-        CU_UNROLL
-        for (unsigned i = 0; i < 4; i++) {
-            const float x = a->v[j + i], y = b->v[j + i];
-            a->v[j + i] = fmaf(-y, s.v[i], x * c.v[i]) * p.mscale;
-            b->v[j + i] = fmaf(x, s.v[i], y * c.v[i]) * p.mscale;
-        }
+    for (unsigned j = 0; p.n_rot && j < EIGHT; j += 4) {
+        cu_four a, b;
+        memcpy(a.v, x.k[0].v + j, sizeof a.v), memcpy(b.v, x.k[1].v + j, sizeof b.v);
+        rotate_four(p, at * half + d + j, 0, true, &a, &b);
+        memcpy(x.k[0].v + j, a.v, sizeof a.v), memcpy(x.k[1].v + j, b.v, sizeof b.v);
+    }
+    CU_UNROLL
+    for (unsigned j = 0; j < 2; j++) {
+        put_eight(to_k + j * half, x.k[j]);
+        put_eight(to_v + j * half, x.v[j]);
     }
 }
 
@@ -193,22 +196,54 @@ static __global__ void load_wide(struct cu_kv kv, const __grid_constant__ struct
     const size_t at = (size_t(row) * kv.G + g) * cu_row_bytes(S, 1, kv.K);
     const char *const k = static_cast<const char *>(s.k) + at;
     const char *const v = static_cast<const char *>(s.v) + at;
-    struct eight k0 = eight_at<S>(k, d), k1 = eight_at<S>(k, d + half);
-    const struct eight v0 = eight_at<S>(v, d), v1 = eight_at<S>(v, d + half);
-    if (p.n_rot && s.rot0 >= 0) rotate_eight(p, size_t(s.rot0) + row, d, &k0, &k1);
-    const int32_t pos = s.pos0 + int32_t(row);
-    T *const to_k = slot<T>(kv, pos, false, g) + d, *const to_v = slot<T>(kv, pos, true, g) + d;
-    put_eight(to_k, k0);
-    put_eight(to_k + half, k1);
-    put_eight(to_v, v0);
-    put_eight(to_v + half, v1);
+    struct halves x = {{eight_at<S>(k, d), eight_at<S>(k, d + half)},
+                       {eight_at<S>(v, d), eight_at<S>(v, d + half)}};
+    if (s.rot0 < 0) p.n_rot = 0;
+    put_halves<T>(kv, s.pos0 + int32_t(row), g, d, p, size_t(s.rot0) + row, x);
+}
+
+template <class T>
+static __global__ void put_wide(struct cu_kv kv, const __grid_constant__ struct cu_put p,
+                                int *fault)
+{
+    const unsigned half = kv.K / 2, parts = half / EIGHT, in_row = kv.G * parts;
+    const unsigned i = blockIdx.x * blockDim.x + threadIdx.x, row = i / in_row;
+    const unsigned g = i % in_row / parts, d = i % parts * EIGHT;
+    if (row >= p.m || !has_place(kv, p, row, fault)) return;
+    const char *const k = reinterpret_cast<const char *>(p.k + row * p.ldk + g * kv.K);
+    const char *const v = reinterpret_cast<const char *>(p.v + row * p.ldv + g * kv.K);
+    struct halves x = {{eight_at<CU_F32>(k, d), eight_at<CU_F32>(k, d + half)},
+                       {eight_at<CU_F32>(v, d), eight_at<CU_F32>(v, d + half)}};
+    put_halves<T>(kv, p.pos[row], g, d, p.to.rope, p.to.rope.n_rot ? p.to.pos[row] : 0, x);
+}
+
+/* Pages and tables suit eights, and heads that are rotated as a whole or not at all. */
+static bool suits_eights(const struct cu_kv *kv, const struct kn_rope &p)
+{
+    const uintptr_t to = bits(kv->base) | kv->page_bytes | bits(p.cos) | bits(p.sin);
+    return to % 16 == 0 && kv->K % (2 * EIGHT) == 0 && (p.n_rot == 0 || p.n_rot == kv->K);
+}
+
+enum { WIDE_THREADS = 128 };
+static dim3 wide_blocks(const struct cu_kv *kv, size_t rows, unsigned pieces)
+{
+    return dim3(cu_blocks(rows * kv->G * (kv->K / (2 * EIGHT)), WIDE_THREADS), pieces);
+}
+
+int cu_kv_put(struct cu *c, const struct cu_kv *kv, const struct cu_put *p)
+{
+    const bool wide = suits_eights(kv, p->to.rope) && (p->ldk | p->ldv) % 4 == 0 &&
+                      (bits(p->k) | bits(p->v)) % 16 == 0;
+    const auto kernel = c->type == CU_BF16 ? (wide ? put_wide<uint16_t> : put<uint16_t>)
+                                           : (wide ? put_wide<float> : put<float>);
+    KN_LAUNCH(kernel, wide ? wide_blocks(kv, p->m, 1) : dim3(unsigned(p->m)),
+              wide ? dim3(WIDE_THREADS) : row_block(kv), 0, c->stream, *kv, *p, c->fault);
+    return cu_launched(c);
 }
 
 static bool by_eight(const struct cu_kv *kv, const struct kn_rope &p, const struct cu_pieces *s)
 {
-    const auto bits = [](const void *x) { return reinterpret_cast<uintptr_t>(x); };
-    const uintptr_t to = bits(kv->base) | kv->page_bytes | bits(p.cos) | bits(p.sin);
-    bool fits = to % 16 == 0 && kv->K % (2 * EIGHT) == 0 && (p.n_rot == 0 || p.n_rot == kv->K);
+    bool fits = suits_eights(kv, p);
     for (const struct kn_stored *i = s->piece; i < s->piece + s->n; i++)
         fits = fits && i->t == s->piece->t &&
                (bits(i->k) | bits(i->v)) % (i->t == KN_Q8 ? 2 : 16) == 0;
@@ -219,17 +254,15 @@ template <class T>
 static void launch_load(struct cu *c, const struct cu_kv *kv, const struct kn_rope &p,
                         const struct cu_pieces *s)
 {
-    enum { THREADS = 128 };
     const enum kn_dtype t = s->piece[0].t;
-    const size_t items = s->most * kv->G * (kv->K / (2 * EIGHT));
     const bool wide = by_eight(kv, p, s);
     const auto kernel = !wide          ? load<T>
                         : t == KN_F32  ? load_wide<T, CU_F32>
                         : t == KN_F16  ? load_wide<T, CU_F16>
                         : t == KN_BF16 ? load_wide<T, CU_BF16>
                                        : load_wide<T, CU_Q8>;
-    KN_LAUNCH(kernel, dim3(wide ? cu_blocks(items, THREADS) : unsigned(s->most), s->n),
-              wide ? dim3(THREADS) : row_block(kv), 0, c->stream, *kv, *s, p);
+    KN_LAUNCH(kernel, wide ? wide_blocks(kv, s->most, s->n) : dim3(unsigned(s->most), s->n),
+              wide ? dim3(WIDE_THREADS) : row_block(kv), 0, c->stream, *kv, *s, p);
 }
 
 int cu_kv_load(struct cu *c, const struct cu_kv *kv, const struct kn_rope *rope,

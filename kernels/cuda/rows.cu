@@ -174,33 +174,39 @@ int cu_embed(struct cu *c, const void *w, size_t n_rows, const int32_t *id, cons
 
 /* ---- number formats ---- */
 
-static __global__ void encode(struct cu_rows r, enum cu_type t, void *out, int *bad)
+static __global__ void encode(struct cu_rows r, enum cu_type t, void *out, bool wide, int *bad)
 {
     const float *x = r.x + size_t(blockIdx.x) * r.ldx;
     const size_t to = size_t(blockIdx.x) * r.n;
-    for (size_t i = threadIdx.x; i < r.n; i += blockDim.x) {
+    for (size_t i = size_t(threadIdx.x) * 4; i < r.n; i += size_t(blockDim.x) * 4) {
+        const cu_four q = cu_four_at(x, i, r.n, wide);
         if (t == CU_F32) {
-            static_cast<float *>(out)[to + i] = x[i];
-        } else if (t == CU_BF16) {
-            static_cast<uint16_t *>(out)[to + i] = cu_f32_bf16(x[i]);
-        } else {
-            if (!(fabsf(x[i]) < 65520.0f)) *bad = 1;
-            static_cast<uint16_t *>(out)[to + i] = cu_f32_f16(x[i]);
+            cu_put_four<float, float4>(static_cast<float *>(out) + to, i, r.n, wide, q.v);
+            continue;
         }
+        uint16_t h[4];
+        for (unsigned j = 0; j < 4; j++) {
+            if (t == CU_F16 && !(fabsf(q.v[j]) < 65520.0f)) *bad = 1;
+            h[j] = t == CU_F16 ? cu_f32_f16(q.v[j]) : cu_f32_bf16(q.v[j]);
+        }
+        cu_put_four<uint16_t, uint64_t>(static_cast<uint16_t *>(out) + to, i, r.n, wide, h);
     }
 }
 
 /* One warp a head: f16 of the largest magnitude, rounded towards zero, then the steps. */
-static __global__ void encode_q8(struct cu_rows r, size_t K, uint8_t *out, int *bad)
+static __global__ void encode_q8(struct cu_rows r, size_t K, uint8_t *out, bool wide, int *bad)
 {
     const size_t heads = r.n / K, row = blockIdx.x / heads, head = blockIdx.x % heads;
     const float *x = r.x + row * r.ldx + head * K;
     uint8_t *to = out + size_t(blockIdx.x) * (K + 2);
     float top = 0;
     bool odd = false;
-    for (size_t i = threadIdx.x; i < K; i += CU_WARP) {
-        odd = odd || !(fabsf(x[i]) < 65520.0f);
-        top = fmaxf(top, fabsf(x[i]));
+    for (size_t i = size_t(threadIdx.x) * 4; i < K; i += CU_WARP * 4) {
+        const cu_four q = cu_four_at(x, i, K, wide);
+        for (unsigned j = 0; j < 4; j++) {
+            odd = odd || !(fabsf(q.v[j]) < 65520.0f);
+            top = fmaxf(top, fabsf(q.v[j]));
+        }
     }
     if (__ballot_sync(CU_ALL, odd)) {
         *bad = 1;
@@ -211,18 +217,32 @@ static __global__ void encode_q8(struct cu_rows r, size_t K, uint8_t *out, int *
     if (cu_f16_f32(h) > top) h--;
     const float step = cu_f16_f32(h), inv = step > 0 ? 127.0f / step : 0.0f;
     if (threadIdx.x == 0) to[0] = uint8_t(h & 0xff), to[1] = uint8_t(h >> 8);
-    for (size_t i = threadIdx.x; i < K; i += CU_WARP)
-        to[2 + i] = uint8_t(int8_t(rintf(fmaxf(fminf(x[i] * inv, 127.0f), -127.0f))));
+    for (size_t i = size_t(threadIdx.x) * 4; i < K; i += CU_WARP * 4) {
+        const cu_four q = cu_four_at(x, i, K, wide);
+        uint8_t b[4];
+        for (unsigned j = 0; j < 4; j++)
+            b[j] = uint8_t(int8_t(rintf(fmaxf(fminf(q.v[j] * inv, 127.0f), -127.0f))));
+        if (wide) { /* a head begins at an even address */
+            uint16_t *two = reinterpret_cast<uint16_t *>(to + 2 + i);
+            two[0] = uint16_t(b[0] | b[1] << 8), two[1] = uint16_t(b[2] | b[3] << 8);
+            continue;
+        }
+        for (unsigned j = 0; j < 4 && i + j < K; j++)
+            to[2 + i + j] = b[j];
+    }
 }
 
 int cu_encode(struct cu *c, const struct cu_rows *r, size_t K, enum cu_type t, void *out, int *bad)
 {
+    const bool wide =
+        (r->ldx | r->n | K) % 4 == 0 &&
+        (reinterpret_cast<uintptr_t>(r->x) | reinterpret_cast<uintptr_t>(out)) % 16 == 0;
     if (t == CU_Q8)
         KN_LAUNCH(encode_q8, dim3(unsigned(r->m * (r->n / K))), dim3(CU_WARP), 0, c->stream, *r, K,
-                  static_cast<uint8_t *>(out), bad);
+                  static_cast<uint8_t *>(out), wide, bad);
     else
         KN_LAUNCH(encode, dim3(unsigned(r->m)), dim3(cu_row_threads(r->n)), 0, c->stream, *r, t,
-                  out, bad);
+                  out, wide, bad);
     return cu_launched(c);
 }
 

@@ -55,8 +55,18 @@ struct cu_kv { /* of one layer; page p: K [G, P, K], then V [G, P, K] */
     const struct kn_pages
         *each; /* not NULL: row i is of a sequence of its own, of n_pages at most */
 };
-int cu_kv_put(struct cu *c, const struct cu_kv *kv, const int32_t *pos, size_t m, const float *k,
-              size_t ldk, const float *v, size_t ldv);
+struct cu_rotation {     /* of m rows */
+    struct kn_rope rope; /* n_rot 0: none */
+    const int32_t *pos;
+};
+struct cu_put { /* as kn_kv_put(), kn_rope_put() */
+    const int32_t *pos;
+    size_t m;
+    const float *k, *v;
+    size_t ldk, ldv;
+    struct cu_rotation to; /* of K */
+};
+int cu_kv_put(struct cu *c, const struct cu_kv *kv, const struct cu_put *p);
 struct cu_pieces {
     struct kn_stored piece[KN_PIECES];
     unsigned n;
@@ -74,15 +84,19 @@ struct cu_attn {
     const int32_t *pos; /* of one sequence: ascending */
     unsigned H;
     struct cu_kv kv;
-    float scale, cap;  /* cap 0: none */
-    unsigned window;   /* 0: none */
-    const float *sink; /* [H] or NULL */
-    float *out;
+    float scale, cap;      /* cap 0: none */
+    unsigned window;       /* 0: none */
+    const float *sink;     /* [H] or NULL */
+    struct cu_rotation to; /* of q; cu_attn() alone */
+    void *out;             /* of type `type`: CU_F32, CU_BF16 */
     size_t ldo;
+    enum cu_type type;
     float *lse; /* [m, H] or NULL; cu_mass() reads it */
     /* cu_attn()'s own: */
     float *parts;
     unsigned n_parts;
+    float *sums; /* [m, H, K], rows ld_sums apart: where sums wait for those of the next part */
+    size_t ld_sums;
 };
 /* Floats of scratch that the launch needs. */
 size_t cu_attn_parts(const struct cu *c, const struct cu_attn *a);

@@ -38,6 +38,7 @@ struct job {
     /* what to run: rows [row0, row0 + m) of sequence 0, or all of all */
     size_t row0, m, key0, n_mass;
     float *mass, *out, *lse;
+    struct kn_rotation to; /* of the queries */
 };
 
 static float rounded(float x)
@@ -130,6 +131,7 @@ static struct kn_attn_args args_of(const struct job *j, const struct seq *s, siz
     return (struct kn_attn_args){.q = s->q + row0 * HK,
                                  .ldq = HK,
                                  .m = m,
+                                 .to = {j->to.rope, j->to.rope ? j->to.pos + row0 : NULL},
                                  .pos = s->pos + row0,
                                  .H = j->sh.H,
                                  .kv = &s->s.kv,
@@ -363,6 +365,63 @@ TEST(a_row_does_not_know_its_neighbours)
         kn_dev_destroy(d);
     }
     free(sinks);
+}
+
+static int turn_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
+{
+    const struct job *j = arg;
+    const size_t HK = (size_t)j->sh.H * j->sh.K;
+    return kn_rope(st, j->to.rope, j->seq->q + row0 * HK, HK, n, j->sh.H, j->to.pos + row0);
+}
+
+/* Queries that are rotated as they are read are those that were rotated before, bit for bit: by
+ * whole blocks, by parts and on plain cores, all of a head or some of it. */
+TEST(queries_are_rotated_as_they_are_read)
+{
+    static const struct {
+        struct kern_shape sh;
+        unsigned n_rot;
+        size_t m;
+    } turns[] = {{{9, 3, 64}, 64, 70}, {{9, 3, 64}, 64, 2},    {{5, 1, 80}, 80, 40},
+                 {{4, 2, 96}, 96, 40}, {{4, 2, 96}, 40, 3},    {{16, 1, 128}, 128, 40},
+                 {{8, 2, 128}, 32, 5}, {{2, 1, 256}, 256, 30}, {{4, 4, 256}, 64, 3},
+                 {{2, 1, 50}, 50, 9},  {{3, 1, 64}, 6, 9}};
+    enum { KEYS = 1100, TABLE = 300 };
+    bool bf16;
+    struct kn_dev *d;
+    for (unsigned i = 0; (d = next_dev(i, &bf16)); i++) {
+        for (size_t c = 0; c < sizeof turns / sizeof *turns; c++) {
+            const struct kern_shape sh = turns[c].sh;
+            const size_t M = turns[c].m, HK = (size_t)sh.H * sh.K, values = TABLE * sh.K / 2;
+            float *cs = kern_random(values, 3, 1), *sn = kern_random(values, 4, 1);
+            const struct kn_rope rope = {sh.K, turns[c].n_rot, cs, sn, TABLE, 1.25f};
+            int32_t *to = malloc(M * sizeof *to);
+            for (size_t r = 0; r < M; r++)
+                to[r] = (int32_t)(r * 37 % TABLE);
+            struct seq s;
+            struct job j = {.d = d, .bf16 = bf16, .sh = sh, .seq = &s, .n = 1, .m = M};
+            seq_init(&s, sh, bf16, KEYS, M, 300 + c);
+            ASSERT_OK(kern_run(d, true, 1, put_keys, &j));
+            j.out = kern_random(M * HK, 0, 1), j.lse = kern_random(M * sh.H, 0, 1);
+            j.to = (struct kn_rotation){&rope, to};
+            ASSERT_EQ(kern_run(d, true, M, attend_rows, &j), kern_device() ? 0 : -ENOTSUP);
+            ASSERT_ERR(kern_run(d, true, M, mass_rows, &j), -EINVAL);
+            if (kern_device()) {
+                ASSERT_OK(kern_run(d, true, M, turn_rows, &j));
+                float *out = j.out, *lse = j.lse;
+                j.out = j.lse = NULL, j.to.rope = NULL;
+                ASSERT_OK(kern_run(d, true, M, attend_rows, &j));
+                ASSERT_MEMEQ(out, s.out, M * HK * sizeof *out);
+                ASSERT_MEMEQ(lse, s.lse, M * sh.H * sizeof *lse);
+                j.out = out, j.lse = lse, j.to.rope = &rope;
+                to[M / 2] = TABLE;
+                ASSERT_ERR(kern_run(d, true, M, attend_rows, &j), -EINVAL);
+            }
+            free(cs), free(sn), free(to), free(j.out), free(j.lse);
+            seq_fini(&s);
+        }
+        kn_dev_destroy(d);
+    }
 }
 
 /* Keys behind the last row may hold anything, and so may pages that nobody has written. */

@@ -291,6 +291,76 @@ TEST(operands_are_what_a_product_would_make_of_the_rows)
     }
 }
 
+struct look { /* attention, then a product with what it gives */
+    struct kn_attn_args a;
+    struct kern_kv s;
+    const struct kn_mat *w;
+    const float *k, *v;
+    const int32_t *key_pos;
+    size_t n_keys;
+    float *att; /* instead of an operand; NULL: an operand */
+    float *out;
+};
+
+static int attend_and_multiply(struct kn_stream *st, void *arg, size_t row0, size_t m)
+{
+    const struct look *l = arg;
+    const size_t GK = (size_t)l->s.kv.G * l->s.kv.K, HK = l->a.ldo;
+    struct kn_attn_args a = l->a;
+    a.out = l->att ? l->att : kn_operand(st, 2, m, l->w);
+    const struct kn_gemm_args g = {.a = a.out, .lda = HK, .m = m, .w = l->w, .c = l->out, .ldc = D};
+    int r = a.out ? kn_kv_put(st, &l->s.kv, 0, l->key_pos, l->n_keys, l->k, GK, l->v, GK) : -ENOMEM;
+    if (r == 0) r = kn_attn(st, &a);
+    return r == 0 ? kn_gemm(st, &g) : r;
+}
+
+static void check_attention(enum kn_weights kind, struct kern_shape sh, size_t m, size_t n_keys)
+{
+    struct kn_dev *d = open_device(kind);
+    const size_t GK = (size_t)sh.G * sh.K, HK = (size_t)sh.H * sh.K;
+    float *k = kern_random(n_keys * GK, 1, 1), *v = kern_random(n_keys * GK, 2, 1);
+    float *q = kern_random(m * HK, 3, 3), *wf = kern_random(D * HK, 4, 1);
+    float *got = malloc(m * D * sizeof *got);
+    int32_t *pos = malloc(n_keys * sizeof *pos);
+    struct kn_mat *w = kern_mat(d, D, HK, wf);
+    struct look l = {.w = w, .k = k, .v = v, .key_pos = pos, .n_keys = n_keys};
+    for (size_t i = 0; i < n_keys; i++)
+        pos[i] = (int32_t)i;
+    kern_kv_init(&l.s, sh.G, sh.K, n_keys, 1);
+    l.a = (struct kn_attn_args){.q = q,
+                                .ldq = HK,
+                                .m = m,
+                                .pos = pos + n_keys - m,
+                                .H = sh.H,
+                                .kv = &l.s.kv,
+                                .scale = 0.2f,
+                                .ldo = HK};
+    l.out = malloc(m * D * sizeof *l.out);
+    ASSERT_OK(kn_rows(d, m, NULL, attend_and_multiply, &l));
+    memcpy(got, l.out, m * D * sizeof *got);
+    l.att = malloc(m * HK * sizeof *l.att);
+    ASSERT_OK(kn_rows(d, m, NULL, attend_and_multiply, &l));
+    ASSERT_MEMEQ(got, l.out, m * D * sizeof *got);
+    l.att = NULL, l.a.m = m + 1; /* more rows than the operand has */
+    ASSERT_ERR(kn_rows(d, m, NULL, attend_and_multiply, &l), -EINVAL);
+    kn_mat_destroy(w);
+    kern_kv_fini(&l.s);
+    kn_dev_destroy(d);
+    free(k), free(v), free(q), free(wf), free(got), free(pos), free(l.att), free(l.out);
+}
+
+/* By whole blocks whose sums wait for the next part, by parts of their own, on plain cores. */
+TEST(attention_writes_what_a_product_would_make_of_its_rows)
+{
+    static const enum kn_weights kinds[] = {KN_WEIGHTS_BF16, KN_WEIGHTS_FP8, KN_WEIGHTS_INT8};
+    for (size_t i = 0; i < 3; i++) {
+        check_attention(kinds[i], (struct kern_shape){9, 3, 64}, 70, 1100);
+        check_attention(kinds[i], (struct kern_shape){8, 1, 128}, 40, 300);
+        check_attention(kinds[i], (struct kern_shape){16, 2, 80}, 2, 1100);
+        check_attention(kinds[i], (struct kern_shape){2, 1, 50}, 9, 600);
+    }
+}
+
 static int wrong_reader(struct kn_stream *st, void *arg, size_t row0, size_t m)
 {
     struct chain *c = arg;

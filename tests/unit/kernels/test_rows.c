@@ -292,6 +292,46 @@ static int encode_row(struct kn_stream *st, const float *x, size_t n, size_t K, 
     return kern_done(st, kn_encode_rows(st, x, n, 1, n, K, t, out));
 }
 
+/* Rows rotated on their way to the pages are those that were rotated before; to other places than
+ * where they are put, out of a matrix of more, and with none at all. */
+static void check_rope_put(struct kn_stream *st, const struct kern_kv *like,
+                           const struct kn_rope *rope, const int32_t *pos, size_t n, const float *k,
+                           const float *v)
+{
+    const unsigned G = like->kv.G, K = like->kv.K, GK = G * K, ld = 2 * GK + 12;
+    const size_t bytes = like->kv.n_pages * like->kv.page_stride * sizeof(float);
+    struct kern_kv a, b;
+    float *x = malloc(n * ld * sizeof *x), *turned = malloc(n * ld * sizeof *x);
+    int32_t *at = malloc(n * sizeof *at);
+    kern_kv_init(&a, G, K, rope->pos_cap, 3);
+    kern_kv_init(&b, G, K, rope->pos_cap, 3);
+    for (size_t i = 0; i < n; i++) {
+        memcpy(x + i * ld, k + i * GK, GK * sizeof *x);
+        memcpy(x + i * ld + GK, v + i * GK, GK * sizeof *x);
+        at[i] = pos[i] / 2;
+    }
+    struct kn_rotation to = {rope, at};
+    memcpy(turned, x, n * ld * sizeof *x);
+    ASSERT_OK(kern_done(st, kn_rope(st, rope, turned, ld, n, G, at)));
+    ASSERT_OK(kern_done(st, kn_kv_put(st, &a.kv, 1, pos, n, turned, ld, turned + GK, ld)));
+    memcpy(turned, x, n * ld * sizeof *x);
+    ASSERT_OK(kern_done(st, kn_rope_put(st, &b.kv, 1, &to, pos, n, turned, ld, turned + GK, ld)));
+    ASSERT_MEMEQ(a.mem, b.mem, bytes);
+    to.rope = NULL;
+    ASSERT_OK(kern_done(st, kn_kv_put(st, &a.kv, 1, pos, n, x, ld, x + GK, ld)));
+    ASSERT_OK(kern_done(st, kn_rope_put(st, &b.kv, 1, &to, pos, n, x, ld, x + GK, ld)));
+    ASSERT_MEMEQ(a.mem, b.mem, bytes);
+    to.rope = rope;
+    at[n - 1] = (int32_t)rope->pos_cap;
+    ASSERT_ERR(kern_done(st, kn_rope_put(st, &b.kv, 1, &to, pos, n, x, ld, x + GK, ld)), -EINVAL);
+    ASSERT_ERR(kern_done(st, kn_rope_put(st, &b.kv, 1, &to, pos, n, x, GK - 1, x, ld)), -EINVAL);
+    kern_kv_fini(&a);
+    kern_kv_fini(&b);
+    free(x);
+    free(turned);
+    free(at);
+}
+
 /* A loaded record equals rotating and putting its rows, in every stored type. */
 static void check_kv(struct kn_stream *st, unsigned K, unsigned n_rot)
 {
@@ -315,6 +355,7 @@ static void check_kv(struct kn_stream *st, unsigned K, unsigned n_rot)
         ASSERT_OK(kern_done(st, kn_kv_load(st, &a.kv, 2, &rope, &s, 1)));
         ASSERT_OK(kn_convert(ks, (enum kn_dtype)t, N * GK, K, KN_F32, kf));
         ASSERT_OK(kn_convert(vs, (enum kn_dtype)t, N * GK, K, KN_F32, vf));
+        check_rope_put(st, &b, &rope, pos, N, kf, vf);
         ASSERT_OK(kern_done(st, kn_rope(st, &rope, kf, GK, N, G, pos)));
         ASSERT_OK(kern_done(st, kn_kv_put(st, &b.kv, 2, pos, N, kf, GK, vf, GK)));
         size_t floats = a.kv.n_pages * a.kv.page_stride;
