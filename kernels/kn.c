@@ -449,10 +449,10 @@ int kn_kv_load(struct kn_stream *st, const struct kn_kv *kv, unsigned layer,
 }
 
 int kn_encode_rows(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n, size_t K,
-                   enum kn_dtype t, void *out)
+                   enum kn_dtype t, void *out, int *bad)
 {
     if (ldx < n || K == 0 || n % K || (unsigned)t >= DTYPES) return -EINVAL;
-    return m && n ? stream_ops(st)->row->encode_rows(st, x, ldx, m, n, K, t, out) : 0;
+    return m && n ? stream_ops(st)->row->encode_rows(st, x, ldx, m, n, K, t, out, bad) : 0;
 }
 
 static bool attn_fits(const struct kn_attn_args *a)

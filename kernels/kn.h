@@ -364,11 +364,13 @@ int kn_kv_load(struct kn_stream *st, const struct kn_kv *kv, unsigned layer,
                const struct kn_rope *rope /* NULL: no rot0 asks for it */,
                const struct kn_stored *piece, size_t n_pieces);
 /* f32 rows x [m, n], stride ldx -> contiguous rows of dtype t, each n values in heads of K (round
- * to nearest even); -ERANGE when a value does not fit f16 or Q8, which know no infinity and no NaN,
- * -EINVAL when n is not whole heads. out may be the host's own memory, and is filled on return:
- * this is how computed KV leaves the device. */
+ * to nearest even): this is how computed KV leaves the device. out may be the host's own memory. It
+ * is filled when this is waited for (kn_sync(), kn_fence(), the end of a run that is neither
+ * deferred nor pipelined); where it is pinned, nobody waits before, and until then it stays. A
+ * value that does not fit f16 or Q8, which know no infinity and no NaN: -ERANGE, or, from a device
+ * that finds it later, *bad (KN_MEM_SHARED) becomes 1. -EINVAL when n is not whole heads. */
 int kn_encode_rows(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n, size_t K,
-                   enum kn_dtype t, void *out);
+                   enum kn_dtype t, void *out, int *bad);
 /* From one dtype to another on the host, without a device. Thread: any. As kn_encode_rows(). */
 int kn_convert(const void *x, enum kn_dtype from, size_t n, size_t K, enum kn_dtype to, void *out);
 

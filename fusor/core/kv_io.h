@@ -40,13 +40,15 @@ struct kv_source_ops {
 };
 
 /* Rows [row0, row0 + n) of something at a layer as they have been computed: f32, `ld` floats from
- * row to row, in the device's memory; kn_encode_rows() brings them to the host. */
+ * row to row, in the device's memory; kn_encode_rows() brings them to the host, at done() at the
+ * latest. */
 struct kv_rows {
     struct kn_stream *st;
     unsigned layer;
     size_t row0, n;
     const float *k, *v; /* K before RoPE */
     size_t ld;
+    int *bad; /* kn_encode_rows(): 1 when a value does not fit; then the sink is aborted */
 };
 struct kv_sink {
     const struct kv_sink_ops *ops;

@@ -63,6 +63,7 @@ static void lay_out(struct fus_prefill *f, struct carver *device, struct carver 
     b->sel = carve(shared, T, 4);
     b->cand_score = carve(shared, T, 4);
     b->chosen = carve(shared, T, 1);
+    b->bad = carve(shared, f->n_capture, sizeof(*b->bad));
     b->logits = carve(shared, f->n_logits * (f->plan.hidden ? g->D : g->V), 4);
 }
 
@@ -78,6 +79,7 @@ static int make_block(struct fus_prefill *f)
     lay_out(f, &device, &shared);
     for (uint32_t i = 0; i < f->plan.n_tok; i++)
         f->b.pos_all[i] = (int32_t)i;
+    memset(f->b.bad, 0, f->n_capture * sizeof(*f->b.bad));
     return 0;
 }
 
@@ -570,7 +572,7 @@ static int step_a(struct fus_prefill *f)
         struct fus_phase p = phase(f);
         p.hook = f->n_capture || f->at_choice ? rows_hook : NULL;
         p.hook_ctx = f;
-        p.goes_on = f->at_choice || !p.hook; /* the choice waits for what it needs */
+        p.goes_on = true; /* who wants to see something waits: the choice, the end of captures */
         int r = fus_phase_a(&p, f->row0, m);
         if (r < 0) return r;
     }
@@ -581,7 +583,7 @@ static int step_a(struct fus_prefill *f)
 /* The next layer may be queued before this one is done: its results are not looked at. */
 static bool goes_on(const struct fus_prefill *f)
 {
-    return f->stage == STAGE_MAIN && f->checked && !f->n_capture && f->layer + 1 < f->core->cfg.L;
+    return f->stage == STAGE_MAIN && f->checked && f->layer + 1 < f->core->cfg.L;
 }
 
 /* A slice of the second half of a layer; 1 when the layer is done. */
@@ -626,13 +628,15 @@ static void end_prefill(struct fus_prefill *f)
 
 static int step_head(struct fus_prefill *f)
 {
+    int r = fus_captures_open(f) > 0 ? kn_fence(f->core->dev) : 0; /* their rows have left */
+    if (r < 0) return r;
     if (f->step_rows && fus_captures_open(f) > 0) {
         fus_captures_close(f, f->step_rows, 0);
         if (f->n_logits > 0 || fus_captures_open(f) > 0) return 0;
     }
     const float *x = f->b.x + (f->n_rows - f->n_logits) * f->core->cfg.D;
-    int r = (f->plan.hidden ? fus_phase_hidden : fus_phase_logits)(f->core, x, f->n_logits,
-                                                                   f->plan.cancel, f->b.logits);
+    r = (f->plan.hidden ? fus_phase_hidden : fus_phase_logits)(f->core, x, f->n_logits,
+                                                               f->plan.cancel, f->b.logits);
     if (r == 0) r = fus_prefix_share(f);
     if (r == 0) end_prefill(f);
     return r;

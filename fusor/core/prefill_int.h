@@ -82,6 +82,7 @@ struct pre_buffers {
     float *keep_q;     /* [n_suffix, H*K] dev */
     float *keep_lse;   /* [n_suffix, H] dev */
     float *logits;     /* [n_logits, V] or NULL */
+    int *bad;          /* [n_capture] 1: a value of its rows did not fit their type */
 };
 
 struct fus_prefill {

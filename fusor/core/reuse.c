@@ -265,6 +265,7 @@ void fus_capture_rows(struct fus_prefill *f, const struct kv_rows *rows)
         own.n = b - a;
         own.k += a * own.ld;
         own.v += a * own.ld;
+        own.bad = &f->b.bad[i];
         int r = c->c.sink.ops->rows(c->c.sink.ctx, &own);
         int none = 0;
         if (r < 0) (void)atomic_compare_exchange_strong(&c->status, &none, r);
@@ -296,7 +297,7 @@ void fus_captures_close(struct fus_prefill *f, size_t most, int status)
         if (n > 0 && n + c->c.n > most) return;
         n += c->c.n;
         c->open = false;
-        const int own = atomic_load(&c->status);
+        const int own = f->b.bad[i] ? -ERANGE : atomic_load(&c->status);
         c->c.sink.ops->done(c->c.sink.ctx, own < 0 ? own : status);
     }
 }

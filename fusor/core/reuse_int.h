@@ -33,7 +33,7 @@ void fus_score_spread(struct fus_prefill *f);
 size_t fus_reuse_tokens(const struct fus_prefill *f, enum fus_bring what); /* to be placed */
 void fus_captures_layer_done(struct fus_prefill *f, unsigned layer);
 size_t fus_captures_open(const struct fus_prefill *f); /* tokens of those that are */
-/* Those of `most` tokens together, one at least. */
+/* Those of `most` tokens together, one at least. Behind kn_fence(): all rows have left. */
 void fus_captures_close(struct fus_prefill *f, size_t most, int status);
 void fus_range_release(struct pre_range *g);
 

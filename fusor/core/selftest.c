@@ -29,9 +29,11 @@ static int shelf_rows(void *ctx, const struct kv_rows *rows)
 {
     struct shelf *s = ctx;
     const size_t at = ((size_t)rows->layer * CHUNK + rows->row0) * s->GK, ld = rows->ld;
-    int r = kn_encode_rows(rows->st, rows->k, ld, rows->n, s->GK, s->K, KN_F32, s->k + at);
-    return r < 0 ? r
-                 : kn_encode_rows(rows->st, rows->v, ld, rows->n, s->GK, s->K, KN_F32, s->v + at);
+    int r =
+        kn_encode_rows(rows->st, rows->k, ld, rows->n, s->GK, s->K, KN_F32, s->k + at, rows->bad);
+    if (r < 0) return r;
+    return kn_encode_rows(rows->st, rows->v, ld, rows->n, s->GK, s->K, KN_F32, s->v + at,
+                          rows->bad);
 }
 
 static void shelf_done(void *ctx, int status)

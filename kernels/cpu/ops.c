@@ -287,7 +287,7 @@ static int encode_values(const struct kn_simd *simd, const float *x, size_t n, s
 }
 
 static int encode_rows(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n,
-                       size_t K, enum kn_dtype t, void *out)
+                       size_t K, enum kn_dtype t, void *out, int *bad)
 {
     const size_t row_bytes = kn_row_bytes(t, n / K, K);
     if (ldx == n) n *= m, m = 1;

@@ -10,6 +10,7 @@
 #include "base/assert.h"
 #include "base/mem.h"
 #include "kernels/cuda/coded.h"
+#include "kernels/cuda/drain.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/mem.h"
 #include "kernels/cuda/moe.h"
@@ -21,7 +22,7 @@
 #include <string.h>
 
 enum {
-    SLOT_STAGE = KN_SLOTS, /* stored KV on its way in, encoded rows on their way out */
+    SLOT_STAGE = KN_SLOTS, /* stored KV and weights on their way in */
     SLOT_PARTS,            /* attention over parts of the keys */
     SLOT_OPERAND,          /* rows rounded for a product, or that are going to be */
     SLOT_ROWS,             /* a gather in place */
@@ -75,8 +76,8 @@ struct kn_dev {
     struct kn_stream stream;
     struct block *blocks;
     struct feed feed;
-    int *bad; /* shared: a value did not fit its type */
     struct stage stage;
+    struct drain drain;
     struct replay replay;
     uint64_t n_moved;                         /* times that scratch has come to lie elsewhere */
     _Atomic uint64_t n_allocs, held[KN_MEMS]; /* requests for memory; bytes, by enum kn_mem */
@@ -285,7 +286,8 @@ static void destroy(struct kn_dev *d)
         if (d->stream.slot[i]) cu_free(d->cu, d->stream.slot[i], KN_MEM_DEVICE);
     if (d->stage.base) free_block(d, d->stage.base);
     stage_fini(&d->stage);
-    if (d->bad) free_block(d, d->bad);
+    if (d->drain.base) free_block(d, d->drain.base);
+    drain_fini(&d->drain);
     for (int i = 0; i < 2; i++) {
         if (d->mark[i]) cu_event_destroy(&d->gpu, d->mark[i]);
         if (d->feed.gone[i]) cu_event_destroy(&d->gpu, d->feed.gone[i]);
@@ -534,6 +536,13 @@ static int wait_before(struct kn_dev *d)
     return r;
 }
 
+/* For all that is queued, and for what leaves the device by it. */
+static int wait_all(struct kn_dev *d)
+{
+    const int r = cu_sync(d->cu), gone = drain_wait(&d->drain);
+    return r < 0 ? r : gone;
+}
+
 /* Everything is queued, or it failed. */
 static int end_run(struct kn_dev *d, int r)
 {
@@ -542,7 +551,7 @@ static int end_run(struct kn_dev *d, int r)
         return 0;
     }
     if (r == 0 && d->pipelining && (r = wait_before(d)) == 0) return 0;
-    int waited = cu_sync(d->cu);
+    int waited = wait_all(d);
     d->under_way = false;
     if (waited == -EIO) atomic_store(&d->lost, true);
     return r < 0 ? r : waited;
@@ -619,7 +628,7 @@ static int fence(struct kn_dev *d)
 
 static int sync_stream(struct kn_stream *st)
 {
-    return cu_sync(st->dev->cu);
+    return wait_all(st->dev);
 }
 
 /* ---- operations ---- */
@@ -864,20 +873,30 @@ static int kv_load(struct kn_stream *st, const struct kn_kv *kv, unsigned layer,
     return r < 0 ? r : cu_kv_load(st->dev->cu, &to, rope, &s);
 }
 
+/* Its ring is made when KV leaves for the first time, which is at the start: the self-test's. */
+static int open_drain(struct kn_dev *d)
+{
+    char *base = alloc_block(d, KN_MEM_DEVICE, DRAIN_BYTES);
+    int r = base ? drain_init(&d->drain, &d->gpu, base) : -ENOMEM;
+    if (r < 0 && base) free_block(d, base);
+    return r;
+}
+
 static int encode_rows(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n,
-                       size_t K, enum kn_dtype t, void *out)
+                       size_t K, enum kn_dtype t, void *out, int *bad)
 {
     struct kn_dev *d = st->dev;
-    const size_t bytes = m * kn_row_bytes(t, n / K, K);
-    const struct cu_rows rows = {x, ldx, m, n, NULL, 0, CU_F32, NULL};
-    void *to = scratch(st, SLOT_STAGE, bytes);
-    if (!to) return -ENOMEM;
-    int r = cu_encode(d->cu, &rows, K, (enum cu_type)t, to, d->bad);
-    if (r == 0) r = cu_copy(d->cu, out, to, bytes);
-    if (r == 0) r = cu_sync(d->cu);
-    if (r == 0 && *d->bad) {
-        *d->bad = 0;
-        r = -ERANGE;
+    struct gpu_stream *own = cu_stream(d->cu);
+    const size_t bytes = kn_row_bytes(t, n / K, K), most = DRAIN_BYTES / 2 / bytes;
+    int r = d->drain.base ? 0 : open_drain(d);
+    if (most == 0) return -EINVAL;
+    for (size_t at = 0, rows; r == 0 && at < m; at += rows) {
+        void *room;
+        rows = m - at < most ? m - at : most;
+        const struct cu_rows some = {x + at * ldx, ldx, rows, n, NULL, 0, CU_F32, NULL};
+        r = drain_room(&d->drain, own, rows * bytes, &room);
+        if (r == 0) r = cu_encode(d->cu, &some, K, (enum cu_type)t, room, bad);
+        if (r == 0) r = drain_send(&d->drain, own, (char *)out + at * bytes);
     }
     return r;
 }
@@ -1157,10 +1176,9 @@ int kn_cuda_create(const struct kn_dev_opts *o, const char *kind, int index,
         .kv_value_bytes = d->bf16 ? 2 : 4,
         .wide_rows_max = 48, /* one path in any case: as on the CPU, for callers' equal cuts */
     };
-    d->bad = alloc_block(d, KN_MEM_SHARED, sizeof *d->bad);
-    for (int i = 0; d->bad && i < 2; i++)
+    for (int i = 0; i < 2; i++)
         if (cu_event_create(&d->gpu, &d->mark[i]) < 0) r = -ENOMEM;
-    if (!d->bad || r < 0) {
+    if (r < 0) {
         destroy(d);
         return err_set(err, -ENOMEM, "no memory on the device");
     }

@@ -23,6 +23,7 @@ struct bank { /* data that every operation finds, for m rows at most */
     int32_t *pos, *idx;
     char *f16, *q8;                 /* [m, GK] stored */
     char *host;                     /* shared: encoded rows */
+    int *bad;                       /* shared: whether a value did not fit, which none does */
     struct kn_mat *gu, *down;       /* that operands are for */
     struct kn_mat *product, *codes; /* [4F, D], beyond caches; codes NULL: the device has none */
     struct kn_moe moe;              /* n 0: the shape has no experts */
@@ -153,7 +154,7 @@ static int run_op(struct kn_stream *st, void *arg, size_t i, size_t m)
     case OP_LOAD:
         return kn_kv_load(st, &k->pages, 0, &k->rope, &stored, 1);
     case OP_ENCODE:
-        return kn_encode_rows(st, kv, 2 * GK, m, GK, g->K, type, k->host + i * row);
+        return kn_encode_rows(st, kv, 2 * GK, m, GK, g->K, type, k->host + i * row, k->bad);
     case OP_DEVIATION:
         return kn_deviation(st, kv, 2 * GK, k->pos + i, m, &stored, 1, g->G, g->K, k->ret);
     case OP_PRODUCT:
@@ -175,7 +176,8 @@ static int encode_all(struct kn_stream *st, void *arg, size_t row0, size_t m)
     int r = 0;
     for (int q8 = 0; r == 0 && q8 < 2; q8++) {
         const enum kn_dtype type = q8 ? KN_Q8 : KN_F16;
-        r = kn_encode_rows(st, k->kv, 2 * k->GK, m, k->GK, g->K, type, k->host);
+        r = kn_encode_rows(st, k->kv, 2 * k->GK, m, k->GK, g->K, type, k->host, k->bad);
+        if (r == 0) r = kn_sync(st); /* then it is there */
         if (r == 0)
             r = kn_copy(st, q8 ? k->q8 : k->f16, k->host, m * kn_row_bytes(type, g->G, g->K));
         if (r == 0) r = kn_sync(st);
@@ -227,6 +229,7 @@ static int make_bank(struct bench_device *b, size_t m, struct bank *k)
     k->f16 = bench_take(b, KN_MEM_DEVICE, m * kn_row_bytes(KN_F16, g->G, K));
     k->q8 = bench_take(b, KN_MEM_DEVICE, m * kn_row_bytes(KN_Q8, g->G, K));
     k->host = bench_take(b, KN_MEM_SHARED, m * kn_row_bytes(KN_F16, g->G, K));
+    k->bad = bench_take(b, KN_MEM_SHARED, sizeof *k->bad);
     k->gu = bench_take_mat(b, 16, D);
     k->down = bench_take_mat(b, 16, F);
     k->n_product = b->emulated ? 32 : 4 * F;

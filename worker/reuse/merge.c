@@ -50,7 +50,9 @@ static int merge_rows(const struct rec_merge *m, const struct kv_rows *r, int v,
                  row = kn_row_bytes(d->dtype, d->G, d->K);
     float *fresh = m->fresh + at, *kept = m->kept + at;
     void *rows = (char *)stored + r->row0 * row;
-    int rc = kn_encode_rows(r->st, v ? r->v : r->k, r->ld, r->n, m->GK, d->K, KN_F32, fresh);
+    int rc =
+        kn_encode_rows(r->st, v ? r->v : r->k, r->ld, r->n, m->GK, d->K, KN_F32, fresh, r->bad);
+    if (rc == 0) rc = kn_sync(r->st); /* the mean is made here and now */
     if (rc == 0) rc = kn_convert(rows, d->dtype, r->n * m->GK, d->K, KN_F32, kept);
     if (rc < 0) return rc;
     for (size_t i = 0; i < r->n; i++) {

@@ -127,8 +127,8 @@ static int sink_rows(void *ctx, const struct kv_rows *r)
     store_writer_layer(s->writer, r->layer, &dk, &dv);
     dk = (char *)dk + r->row0 * size;
     dv = (char *)dv + r->row0 * size;
-    rc = kn_encode_rows(r->st, r->k, r->ld, r->n, n, s->K, s->dtype, dk);
-    return rc < 0 ? rc : kn_encode_rows(r->st, r->v, r->ld, r->n, n, s->K, s->dtype, dv);
+    rc = kn_encode_rows(r->st, r->k, r->ld, r->n, n, s->K, s->dtype, dk, r->bad);
+    return rc < 0 ? rc : kn_encode_rows(r->st, r->v, r->ld, r->n, n, s->K, s->dtype, dv, r->bad);
 }
 
 static void sink_done(void *ctx, int status)

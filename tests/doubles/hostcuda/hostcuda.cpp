@@ -479,6 +479,7 @@ struct hostcuda_graph {
 struct hostcuda_stream {
     int device;
     bool hurries; /* for copies: with mode.eager it waits for nobody but events */
+    bool waits;   /* for one just now: what is behind that stays, whatever fires meanwhile */
     std::deque<hostcuda::Work> queue;
     std::shared_ptr<hostcuda::Works> recorded; /* while it records: */
     std::thread::id recorder;                  /* for whom */
@@ -570,10 +571,12 @@ static void step(cudaStream_t s)
         if (w.mark->fired < w.turn) w.mark->fired = w.turn;
         if (mode.eager) catch_up();
     } else {
+        s->waits = true;
         while (w.mark->fired < w.turn) {
             if (w.from->queue.empty()) misuse("an event that its stream does not have", nullptr);
             step(w.from);
         }
+        s->waits = false;
     }
 }
 
@@ -581,7 +584,7 @@ static void step(cudaStream_t s)
 static void catch_up()
 {
     for (cudaStream_t s : streams)
-        while (s->hurries && !s->queue.empty()) {
+        while (s->hurries && !s->waits && !s->queue.empty()) {
             const Work &w = s->queue.front();
             if (!w.run && !w.fires && w.mark->fired < w.turn) break;
             step(s);

@@ -35,8 +35,8 @@ static int sink_rows(void *ctx, const struct kv_rows *r)
     if (r->layer == 0 || r->layer >= c->cfg->L || r->row0 + r->n > c->n) return -EINVAL;
     if ((int)r->layer == c->fail_rows_at) return -EIO;
     const size_t at = ((size_t)r->layer * c->n + r->row0) * GK;
-    ASSERT_OK(kn_encode_rows(r->st, r->k, r->ld, r->n, GK, c->cfg->K, KN_F32, c->k + at));
-    ASSERT_OK(kn_encode_rows(r->st, r->v, r->ld, r->n, GK, c->cfg->K, KN_F32, c->v + at));
+    ASSERT_OK(kn_encode_rows(r->st, r->k, r->ld, r->n, GK, c->cfg->K, KN_F32, c->k + at, r->bad));
+    ASSERT_OK(kn_encode_rows(r->st, r->v, r->ld, r->n, GK, c->cfg->K, KN_F32, c->v + at, r->bad));
     __atomic_fetch_add(&c->rows_seen[r->layer], (uint32_t)r->n, __ATOMIC_RELAXED);
     return 0;
 }

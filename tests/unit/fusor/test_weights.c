@@ -268,6 +268,42 @@ TEST(a_layer_of_stored_kv_is_waited_for_with_the_layer)
     ASSERT_EQ(c5.launches - c3.launches, 2 * (9 + 1 + 9)); /* one load; a decode step behind it */
 }
 
+/* Of a chunk's build into pinned memory, which is the same KV as in pageable memory. */
+static struct counts count_build(unsigned L)
+{
+    const struct tiny_opts o = {.L = L};
+    struct kit k;
+    struct prompt p;
+    struct kit_chunk pinned;
+    open_with(&k, "bf16", &o);
+    prompt_init(&k, &p);
+    kit_chunk_init(&pinned, k.cfg, CHUNK);
+    const size_t layer = (size_t)CHUNK * k.cfg->G * k.cfg->K, bytes = L * layer * sizeof(float);
+    float *const own[2] = {pinned.k, pinned.v};
+    pinned.k = kn_mem_alloc(k.c->dev, KN_MEM_HOST, bytes);
+    pinned.v = kn_mem_alloc(k.c->dev, KN_MEM_HOST, bytes);
+    ASSERT_TRUE(pinned.k && pinned.v);
+    const struct counts a = now();
+    kit_build(&k, p.tok[0], p.tok + 1, &pinned);
+    const struct counts b = now();
+    ASSERT_MEMEQ(pinned.k + layer, p.chunk.k + layer, bytes - layer * sizeof(float));
+    ASSERT_MEMEQ(pinned.v + layer, p.chunk.v + layer, bytes - layer * sizeof(float));
+    kn_mem_free(k.c->dev, pinned.k);
+    kn_mem_free(k.c->dev, pinned.v);
+    pinned.k = own[0], pinned.v = own[1];
+    kit_chunk_fini(&pinned);
+    kit_chunk_fini(&p.chunk);
+    kit_close(&k);
+    return (struct counts){b.launches - a.launches, b.waits - a.waits};
+}
+
+TEST(kv_that_leaves_is_not_waited_for)
+{
+    const struct counts c3 = count_build(3), c5 = count_build(5);
+    ASSERT_EQ(c5.waits - c3.waits, 2);
+    ASSERT_EQ(c5.launches - c3.launches, 2 * 13); /* both halves apart, and K and V encoded */
+}
+
 struct traffic {
     unsigned long copies, blocks;
 };

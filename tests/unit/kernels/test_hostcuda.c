@@ -1,6 +1,7 @@
 /* What only a device of its own has: its name, its memory, errors that come late or for ever, bf16.
  */
 #include "base/mem.h"
+#include "kernels/cuda/drain.h"
 #include "kernels/cuda/replay.h"
 #include "kernels/rate.h"
 #include "kernels/cuda/stage.h"
@@ -968,6 +969,108 @@ TEST(property_ring_of_staged_kv)
     ASSERT_TRUE(turn[0] == 0 && p[0].at == seen);
     kn_mem_free(d, seen);
     kn_dev_destroy(d);
+}
+
+/* ---- KV that leaves ---- */
+
+enum { WIDE = 4096 };
+struct leaving { /* rows of WIDE, in calls of so many */
+    const float *x;
+    size_t n_rows, rows;
+    enum kn_dtype t;
+    char *to;
+    int *bad; /* of each call */
+};
+
+static int let_go(struct kn_stream *st, void *arg)
+{
+    const struct leaving *l = arg;
+    const size_t row = kn_row_bytes(l->t, 1, WIDE);
+    int r = 0;
+    for (size_t at = 0, call = 0; r == 0 && at < l->n_rows; at += l->rows, call++) {
+        const size_t left = l->n_rows - at, m = left < l->rows ? left : l->rows;
+        r = kn_encode_rows(st, l->x + at * WIDE, WIDE, m, WIDE, WIDE, l->t, l->to + at * row,
+                           &l->bad[call]);
+    }
+    return r;
+}
+
+/* Nobody waits before the fence, behind which all of it is there: three rings of it in few pieces,
+ * in one that is larger than a ring, in more than may be on their way. A copy that came too early,
+ * or whose place was written again too early, would show, in one mode or the other. */
+TEST(kv_leaves_behind_the_host)
+{
+    enum { ROWS = 3 * DRAIN_BYTES / WIDE / sizeof(float) + 5 };
+    static const size_t rows[] = {100, ROWS, 1};
+    static const char *const modes[] = {"", "eager"};
+    void (*counts)(unsigned long *, unsigned long *) = NULL;
+    unsigned long launches, before, after;
+    *(void **)&counts = kern_hook("hostcuda_counts");
+    float *x = kern_random((size_t)ROWS * WIDE, 1, 1);
+    for (int i = 0; i < 6; i++) {
+        set_mode(modes[i % 2]);
+        struct kn_dev *d = open_device(KN_ARITH_F32);
+        const size_t bytes = (size_t)ROWS * WIDE * sizeof(float);
+        struct leaving l = {x,
+                            ROWS,
+                            rows[i / 2],
+                            KN_F32,
+                            kn_mem_alloc(d, KN_MEM_HOST, bytes),
+                            kern_alloc(ROWS * sizeof(int))};
+        kn_defer(d, true);
+        counts(&launches, &before);
+        ASSERT_OK(run(d, let_go, &l));
+        counts(&launches, &after);
+        kn_defer(d, false);
+        ASSERT_EQ(after, before);
+        if (i % 2 == 0) ASSERT_EQ(l.to[bytes - 1], 0); /* the emulation runs when it has to */
+        ASSERT_OK(kn_fence(d));
+        ASSERT_MEMEQ(l.to, x, bytes);
+        const uint64_t allocs = kn_dev_memory(d).n_allocs;
+        memset(l.to, 0, bytes);
+        ASSERT_OK(run(d, let_go, &l)); /* which is not deferred */
+        ASSERT_MEMEQ(l.to, x, bytes);
+        ASSERT_EQ(kn_dev_memory(d).n_allocs, allocs);
+        kn_mem_free(d, l.to);
+        kern_free(l.bad);
+        kn_dev_destroy(d);
+    }
+    free(x);
+    set_mode(NULL);
+}
+
+/* Each call has its own word, and others' rows are as they should be. */
+TEST(who_has_what_does_not_fit_is_told)
+{
+    enum { ROWS = 9, BAD = 4 };
+    static const enum kn_dtype types[] = {KN_F16, KN_Q8};
+    for (int i = 0; i < 2; i++) {
+        struct kn_dev *d = open_device(KN_ARITH_F32);
+        const size_t row = kn_row_bytes(types[i], 1, WIDE);
+        float *x = kern_random(ROWS * WIDE, 1, 1);
+        struct leaving l = {x,
+                            ROWS,
+                            1,
+                            types[i],
+                            kn_mem_alloc(d, KN_MEM_HOST, ROWS * row),
+                            kern_alloc(ROWS * sizeof(int))};
+        char *want = mem_alloc(row);
+        x[BAD * WIDE + 77] = 7e4f;
+        kn_defer(d, true);
+        ASSERT_OK(run(d, let_go, &l));
+        kn_defer(d, false);
+        ASSERT_OK(kn_fence(d));
+        for (size_t r = 0; r < ROWS; r++) {
+            ASSERT_EQ(l.bad[r], r == BAD);
+            if (r == BAD) continue;
+            ASSERT_OK(kn_convert(x + r * WIDE, KN_F32, WIDE, WIDE, types[i], want));
+            ASSERT_MEMEQ(l.to + r * row, want, row);
+        }
+        mem_free(want);
+        kn_mem_free(d, l.to);
+        kern_free(l.bad), free(x);
+        kn_dev_destroy(d);
+    }
 }
 
 struct many {

@@ -289,7 +289,11 @@ TEST(rope)
 static int encode_row(struct kn_stream *st, const float *x, size_t n, size_t K, enum kn_dtype t,
                       void *out)
 {
-    return kern_done(st, kn_encode_rows(st, x, n, 1, n, K, t, out));
+    int *bad = malloc(sizeof *bad);
+    int r = kern_done(st, kn_encode_rows(st, x, n, 1, n, K, t, out, bad));
+    if (r == 0 && *bad) r = -ERANGE;
+    free(bad);
+    return r;
 }
 
 /* Rows rotated on their way to the pages are those that were rotated before; to other places than
