@@ -25,7 +25,6 @@ template <unsigned KP> struct at_dims { /* KP: K rounded up to what is compiled 
         ROW = KP * 2,    /* bytes */
         BUFFER = KEYS * ROW,
         SWIZZLE = KP % 64 == 0 ? 8 : 4,
-        AHEAD = KP > 128 ? 4 : 16, /* pairs of sums on their way, as far as registers go */
     };
 };
 
@@ -66,20 +65,21 @@ static __device__ __forceinline__ void at_copy_tile(const struct cu_kv &kv, int3
     const uint16_t *from =
         reinterpret_cast<const uint16_t *>(kv.base + size_t(page) * kv.page_bytes) +
         ((size_t(v) * kv.G + g) * CU_PAGE + key % CU_PAGE) * K;
+    /* Whole rows a turn: their places differ by what is known at compile time. */
+    const unsigned ROWS = THREADS / D::PIECES, c = threadIdx.x % D::PIECES;
+    if (THREADS % D::PIECES && threadIdx.x >= ROWS * D::PIECES) return;
     CU_UNROLL
-    for (unsigned i = 0; i < D::KEYS * D::PIECES / THREADS; i++) {
-        /* Where rows divide evenly, their places differ by what is known at compile time. */
-        const unsigned at = i * THREADS + threadIdx.x, c = at % D::PIECES;
-        const unsigned row = THREADS % D::PIECES == 0
-                                 ? i * (THREADS / D::PIECES) + threadIdx.x / D::PIECES
-                                 : at / D::PIECES;
+    for (unsigned i = 0; i < (D::KEYS + ROWS - 1) / ROWS; i++) {
+        const unsigned row = i * ROWS + threadIdx.x / D::PIECES;
+        if (D::KEYS % ROWS && row >= D::KEYS) break;
         const bool there = key + row <= last && c * 8 < K;
         mma_copy16(to + row * D::ROW + (c ^ at_swizzled<KP>(row)) * 16,
                    from + (there ? row * K + c * 8 : 0), there);
     }
 }
 
-template <unsigned KP>
+/* turns: a.to is looked at. */
+template <bool turns, unsigned KP>
 static __device__ __forceinline__ void at_load_rows(const struct cu_attn &a, unsigned group,
                                                     unsigned g, unsigned entry0, int *fault,
                                                     struct at_rows<KP> &w)
@@ -98,7 +98,9 @@ static __device__ __forceinline__ void at_load_rows(const struct cu_attn &a, uns
         for (unsigned s = 0; s < 2 * at_dims<KP>::STEPS; s++) {
             const unsigned d = 8 * s + lane % 4 * 2;
             struct float2 x = {0, 0};
-            if (w.pos[i] >= 0 && d < K) x = at_query(a, q, row, d);
+            if (w.pos[i] >= 0 && d < K)
+                x = turns ? at_query(a, q, row, d)
+                          : *reinterpret_cast<const struct float2 *>(q + d);
             const float f = a.scale * AT_LOG2E;
             w.q[s / 2][i + s % 2 * 2] = mma_pack(x.x * f, x.y * f);
         }
@@ -228,6 +230,13 @@ at_begin(const struct cu_attn &a, const struct at_rows<KP> &w, unsigned group, u
         o.acc[n][0] = o.acc[n][1] = o.acc[n][2] = o.acc[n][3] = 0;
 }
 
+/* What hangs on x is computed again behind the keys, where blocks of several warps gain by it. */
+template <unsigned WARPS> static __device__ __forceinline__ unsigned at_anew(unsigned x)
+{
+    if (WARPS > 1) asm volatile("" : "+r"(x)); /* another value, for all that the compiler knows */
+    return x;
+}
+
 struct at_before { /* a whole block: what the parts before this one came to; the values are in
                     * a.sums */
     float top[2], total[2];
@@ -235,13 +244,17 @@ struct at_before { /* a whole block: what the parts before this one came to; the
 
 /* The end of a part for entry i of the lane. Folded here, sums so far wait in memory: these lanes
  * alone write and read them, many at once: one after the other they took a quarter of the time. */
-template <unsigned KP>
+template <unsigned KP, unsigned WARPS>
 static __device__ __forceinline__ void
 at_close_entry(const struct cu_attn &a, size_t row, unsigned head, unsigned part, bool apart,
                unsigned i, bool begins, bool ends, const struct at_sums<KP> &o, struct at_before &b)
 {
-    typedef at_dims<KP> D;
-    const unsigned lane = mma_anew(threadIdx.x) % CU_WARP, K = a.kv.K;
+    enum : unsigned {
+        AHEAD = KP > 128     ? WARPS == 1 ? 2 : 4
+                : WARPS == 1 ? 4
+                             : 16
+    }; /* as far as registers go */
+    const unsigned lane = at_anew<WARPS>(threadIdx.x) % CU_WARP, K = a.kv.K;
     float *to = a.sums + row * a.ld_sums + size_t(head) * K;
     struct at_weights w = {0, 1};
     if (apart) {
@@ -259,16 +272,16 @@ at_close_entry(const struct cu_attn &a, size_t row, unsigned head, unsigned part
         static_cast<uint32_t *>(a.out) + (row * a.ldo + size_t(head) * K) / 2; /* if it rounds */
     const float one = 1 / b.total[i];
     CU_UNROLL
-    for (unsigned n0 = 0; n0 < KP / 8; n0 += D::AHEAD) {
-        struct float2 old[D::AHEAD];
+    for (unsigned n0 = 0; n0 < KP / 8; n0 += AHEAD) {
+        struct float2 old[AHEAD];
         CU_UNROLL
-        for (unsigned n = 0; n < D::AHEAD && n0 + n < KP / 8; n++) {
+        for (unsigned n = 0; n < AHEAD && n0 + n < KP / 8; n++) {
             const unsigned d = 8 * (n0 + n) + lane % 4 * 2;
             old[n].x = old[n].y = 0;
             if (folds && d < K) old[n] = *reinterpret_cast<const struct float2 *>(to + d);
         }
         CU_UNROLL
-        for (unsigned n = 0; n < D::AHEAD && n0 + n < KP / 8; n++) {
+        for (unsigned n = 0; n < AHEAD && n0 + n < KP / 8; n++) {
             const unsigned d = 8 * (n0 + n) + lane % 4 * 2;
             struct float2 x = {o.acc[n0 + n][2 * i], o.acc[n0 + n][2 * i + 1]};
             if (folds) x.x = at_folded(w, old[n].x, x.x), x.y = at_folded(w, old[n].y, x.y);
@@ -284,12 +297,12 @@ at_close_entry(const struct cu_attn &a, size_t row, unsigned head, unsigned part
         a.lse[row * a.H + head] = at_lse(b.top[i], b.total[i]);
 }
 
-template <unsigned KP>
+template <unsigned KP, unsigned WARPS>
 static __device__ __forceinline__ void
 at_close(const struct cu_attn &a, const struct at_rows<KP> &w, unsigned group, unsigned g,
          unsigned entry0, unsigned part, bool apart, struct at_sums<KP> &o, struct at_before &b)
 {
-    const unsigned lane = mma_anew(threadIdx.x) % CU_WARP;
+    const unsigned lane = at_anew<WARPS>(threadIdx.x) % CU_WARP;
     CU_UNROLL
     for (unsigned i = 0; i < 2; i++) {
         o.total[i] += __shfl_xor_sync(CU_ALL, o.total[i], 1);
@@ -300,8 +313,8 @@ at_close(const struct cu_attn &a, const struct at_rows<KP> &w, unsigned group, u
         const unsigned e = entry0 + lane / 4 + 8 * i;
         const unsigned first = unsigned(at_from(a, w.pos[i])) / CU_KEYS_PART;
         if (w.pos[i] < int32_t(part * CU_KEYS_PART) || first > part) continue;
-        at_close_entry<KP>(a, e / group, g * group + e % group, part, apart, i, first == part,
-                           unsigned(w.pos[i]) / CU_KEYS_PART == part, o, b);
+        at_close_entry<KP, WARPS>(a, e / group, g * group + e % group, part, apart, i,
+                                  first == part, unsigned(w.pos[i]) / CU_KEYS_PART == part, o, b);
     }
 }
 
@@ -373,7 +386,7 @@ static __global__ void __launch_bounds__(WARPS *CU_WARP, WARPS == 1 ? 1
     struct at_rows<KP> w;
     struct at_sums<KP> o;
     struct at_before b = {{0, 0}, {1, 1}};
-    at_load_rows(a, group, g, entry0, fault, w);
+    at_load_rows<true>(a, group, g, entry0, fault, w);
     for (unsigned key = key0; key < end;) {
         const unsigned part = key / CU_KEYS_PART, next = (part + 1) * CU_KEYS_PART;
         at_begin(args, w, group, g, entry0, part, o);
@@ -389,7 +402,8 @@ static __global__ void __launch_bounds__(WARPS *CU_WARP, WARPS == 1 ? 1
             const mma_addr v = feed.take(a.kv, key + D::KEYS, true);
             if (seen) at_weigh<KP>(s, v, o);
         }
-        at_close(at_mine<WARPS>(args), w, group, mma_anew(g), mma_anew(entry0), part, apart, o, b);
+        at_close<KP, WARPS>(at_mine<WARPS>(args), w, group, at_anew<WARPS>(g),
+                            at_anew<WARPS>(entry0), part, apart, o, b);
     }
 }
 
@@ -475,7 +489,7 @@ at_add_mass(const struct cu_attn &a, unsigned group, unsigned g, unsigned entry0
     const unsigned lane = threadIdx.x % CU_WARP;
     struct at_rows<KP> w;
     float s[at_dims<KP>::KEYS / 8][4], lse[2];
-    at_load_rows(a, group, g, entry0, fault, w);
+    at_load_rows<false>(a, group, g, entry0, fault, w);
     if (w.last < int32_t(key0) || at_from(a, w.first) >= int32_t(key0 + at_dims<KP>::KEYS)) return;
     CU_UNROLL
     for (unsigned i = 0; i < 2; i++) {

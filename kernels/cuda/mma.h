@@ -84,14 +84,6 @@ static __device__ __forceinline__ float mma_f16(uint16_t h)
     return y;
 }
 
-/* x, from which the compiler computes things anew: what else hangs on x keeps no register until
- * then. */
-static __device__ __forceinline__ unsigned mma_anew(unsigned x)
-{
-    asm volatile("" : "+r"(x));
-    return x;
-}
-
 /* 2^x to about two units in the last place; 0 for -INFINITY. */
 static __device__ __forceinline__ float mma_exp2(float x)
 {
@@ -101,11 +93,6 @@ static __device__ __forceinline__ float mma_exp2(float x)
 }
 
 #else
-
-static inline unsigned mma_anew(unsigned x)
-{
-    return x;
-}
 
 typedef uintptr_t mma_addr;
 static inline mma_addr mma_address(const void *p)

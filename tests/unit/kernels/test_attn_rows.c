@@ -387,9 +387,9 @@ TEST(queries_are_rotated_as_they_are_read)
                  {{8, 2, 128}, 32, 5}, {{2, 1, 256}, 256, 30}, {{4, 4, 256}, 64, 3},
                  {{2, 1, 50}, 50, 9},  {{3, 1, 64}, 6, 9}};
     enum { KEYS = 1100, TABLE = 300 };
-    bool bf16;
+    struct arith ar;
     struct kn_dev *d;
-    for (unsigned i = 0; (d = next_dev(i, &bf16)); i++) {
+    for (unsigned i = 0; (d = next_dev(&i, &ar));) {
         for (size_t c = 0; c < sizeof turns / sizeof *turns; c++) {
             const struct kern_shape sh = turns[c].sh;
             const size_t M = turns[c].m, HK = (size_t)sh.H * sh.K, values = TABLE * sh.K / 2;
@@ -399,8 +399,8 @@ TEST(queries_are_rotated_as_they_are_read)
             for (size_t r = 0; r < M; r++)
                 to[r] = (int32_t)(r * 37 % TABLE);
             struct seq s;
-            struct job j = {.d = d, .bf16 = bf16, .sh = sh, .seq = &s, .n = 1, .m = M};
-            seq_init(&s, sh, bf16, KEYS, M, 300 + c);
+            struct job j = {.d = d, .ar = ar, .sh = sh, .seq = &s, .n = 1, .m = M};
+            seq_init(&s, sh, ar, KEYS, M, 300 + c);
             ASSERT_OK(kern_run(d, true, 1, put_keys, &j));
             j.out = kern_random(M * HK, 0, 1), j.lse = kern_random(M * sh.H, 0, 1);
             j.to = (struct kn_rotation){&rope, to};
