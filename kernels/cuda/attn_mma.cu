@@ -55,26 +55,38 @@ template <unsigned KP> static __device__ __forceinline__ mma_addr at_step(mma_ad
     return (at ^ d % half * 32) + d / half * (half * 32);
 }
 
+/* Where piece c of row first + row0 is, first known at compile time and a multiple of N, row0 below
+ * N: in one operation behind what all of them share when N is a power of two. */
+template <unsigned KP, unsigned N>
+static __device__ __forceinline__ mma_addr at_piece(mma_addr buffer, unsigned first, unsigned row0,
+                                                    unsigned c)
+{
+    const unsigned ROW = at_dims<KP>::ROW;
+    if (N & (N - 1))
+        return buffer + (first + row0) * ROW + (c ^ at_swizzled<KP>(first + row0)) * 16;
+    const mma_addr at = buffer + row0 * ROW + (c ^ at_swizzled<KP>(row0)) * 16;
+    return (at ^ at_swizzled<KP>(first) * 16) + first * ROW;
+}
+
 template <unsigned KP, unsigned THREADS>
 static __device__ __forceinline__ void at_copy_tile(const struct cu_kv &kv, int32_t page,
                                                     unsigned g, unsigned key, unsigned last, bool v,
                                                     mma_addr to)
 {
     typedef at_dims<KP> D;
-    const unsigned K = kv.K;
+    /* Whole rows a turn: the next is a step on in both memories, so that no place is kept. */
+    const unsigned ROWS = THREADS / D::PIECES, K = kv.K;
+    const unsigned row0 = threadIdx.x / D::PIECES, c = threadIdx.x % D::PIECES;
+    if (THREADS % D::PIECES && row0 >= ROWS) return;
     const uint16_t *from =
         reinterpret_cast<const uint16_t *>(kv.base + size_t(page) * kv.page_bytes) +
-        ((size_t(v) * kv.G + g) * CU_PAGE + key % CU_PAGE) * K;
-    /* Whole rows a turn: their places differ by what is known at compile time. */
-    const unsigned ROWS = THREADS / D::PIECES, c = threadIdx.x % D::PIECES;
-    if (THREADS % D::PIECES && threadIdx.x >= ROWS * D::PIECES) return;
+        ((size_t(v) * kv.G + g) * CU_PAGE + key % CU_PAGE + row0) * K + (c * 8 < K ? c * 8 : 0);
     CU_UNROLL
     for (unsigned i = 0; i < (D::KEYS + ROWS - 1) / ROWS; i++) {
-        const unsigned row = i * ROWS + threadIdx.x / D::PIECES;
+        const unsigned row = i * ROWS + row0;
         if (D::KEYS % ROWS && row >= D::KEYS) break;
-        const bool there = key + row <= last && c * 8 < K;
-        mma_copy16(to + row * D::ROW + (c ^ at_swizzled<KP>(row)) * 16,
-                   from + (there ? row * K + c * 8 : 0), there);
+        mma_copy16(at_piece<KP, ROWS>(to, i * ROWS, row0, c), from, key + row <= last && c * 8 < K);
+        from += ROWS * K;
     }
 }
 
@@ -242,13 +254,24 @@ struct at_before { /* a whole block: what the parts before this one came to; the
     float top[2], total[2];
 };
 
+/* Looked up for each entry again behind the keys: registers are short in front of them. */
+template <unsigned WARPS>
+static __device__ __forceinline__ struct cu_attn at_mine(const struct cu_attn &args)
+{
+    if (WARPS > 1) return args;
+    unsigned y = blockIdx.y;
+    asm volatile("" : "+r"(y)); /* another value, for all that the compiler knows */
+    return at_sequence(args, y);
+}
+
 /* The end of a part for entry i of the lane. Folded here, sums so far wait in memory: these lanes
  * alone write and read them, many at once: one after the other they took a quarter of the time. */
 template <unsigned KP, unsigned WARPS>
 static __device__ __forceinline__ void
-at_close_entry(const struct cu_attn &a, size_t row, unsigned head, unsigned part, bool apart,
+at_close_entry(const struct cu_attn &args, size_t row, unsigned head, unsigned part, bool apart,
                unsigned i, bool begins, bool ends, const struct at_sums<KP> &o, struct at_before &b)
 {
+    const struct cu_attn a = at_mine<WARPS>(args);
     enum : unsigned {
         AHEAD = KP > 128     ? WARPS == 1 ? 2 : 4
                 : WARPS == 1 ? 4
@@ -345,13 +368,6 @@ template <unsigned KP, unsigned WARPS> struct at_feed { /* tiles on their way: K
     }
 };
 
-/* Looked up again behind the keys: registers are short in front of them. */
-template <unsigned WARPS>
-static __device__ __forceinline__ struct cu_attn at_mine(const struct cu_attn &args)
-{
-    return WARPS == 1 ? at_sequence(args, blockIdx.y) : args;
-}
-
 template <unsigned KP, unsigned WARPS>
 static __global__ void __launch_bounds__(WARPS *CU_WARP, WARPS == 1 ? 1
                                                          : KP > 64  ? 2
@@ -402,8 +418,8 @@ static __global__ void __launch_bounds__(WARPS *CU_WARP, WARPS == 1 ? 1
             const mma_addr v = feed.take(a.kv, key + D::KEYS, true);
             if (seen) at_weigh<KP>(s, v, o);
         }
-        at_close<KP, WARPS>(at_mine<WARPS>(args), w, group, at_anew<WARPS>(g),
-                            at_anew<WARPS>(entry0), part, apart, o, b);
+        at_close<KP, WARPS>(args, w, group, at_anew<WARPS>(g), at_anew<WARPS>(entry0), part, apart,
+                            o, b);
     }
 }
 

@@ -530,7 +530,7 @@ enum { PLAIN_ROWS = 16, PLAIN_COLS = 32, PLAIN_DEPTH = 32, PLAIN_THREADS = 128 }
 
 /* A lane has a column, a warp four rows. */
 template <class A, class W, bool up>
-static __global__ void __launch_bounds__(PLAIN_THREADS)
+static __global__ void __launch_bounds__(PLAIN_THREADS, 6)
     grouped_plain(const __grid_constant__ struct cu_moe g, bool by_pair)
 {
     enum { MINE = PLAIN_ROWS / (PLAIN_THREADS / CU_WARP) };

@@ -189,7 +189,7 @@ static __device__ __forceinline__ uint32_t drawn(const float *row, size_t n, flo
     return place_of(n, draw_part(sum_of(n, taken), d.random), taken);
 }
 
-static __global__ void __launch_bounds__(PICKERS)
+static __global__ void __launch_bounds__(PICKERS, 1)
     draw(const float *x, size_t ldx, size_t n, const struct kn_draw *how, int32_t *ret)
 {
     const float *row = x + blockIdx.x * ldx;
