@@ -1,14 +1,13 @@
 /* The CUDA backend of kn.h: shapes and memory on the host's side, everything else in the .cu files.
  *
  * One stream a device; kn_rows() and kn_wide() run the function once with all rows and wait for the
- * stream, so what a run wrote may be read behind it. Blocks of memory that are given back are kept
- * for the next request of about their size, until memory is short: in steady state nothing is
- * allocated. What lies in the host's memory (stored KV that is not staged) is copied to scratch on
- * the stream first. */
+ * stream, so what a run wrote may be read behind it. What lies in the host's memory (stored KV that
+ * is not staged) is copied to scratch on the stream first. */
 #include "kernels/kn_int.h"
 
 #include "base/assert.h"
 #include "base/mem.h"
+#include "kernels/cuda/blocks.h"
 #include "kernels/cuda/coded.h"
 #include "kernels/cuda/drain.h"
 #include "kernels/cuda/gemm.h"
@@ -30,14 +29,6 @@ enum {
     SLOT_MOE,              /* all that a mixture of experts works with */
     SLOT_VALUES,           /* a weight's values in bf16, of one in the file's form */
     SLOTS_ALL
-};
-
-struct block {
-    struct block *next;
-    void *p;
-    size_t bytes;
-    enum kn_mem kind;
-    bool used;
 };
 
 struct operand { /* what kn_operand() or kn_product() gave for a slot; at NULL: nothing */
@@ -74,13 +65,12 @@ struct kn_dev {
     atomic_bool lost;
     char name[200];
     struct kn_stream stream;
-    struct block *blocks;
+    struct blocks blocks;
     struct feed feed;
     struct stage stage;
     struct drain drain;
     struct replay replay;
-    uint64_t n_moved;                         /* times that scratch has come to lie elsewhere */
-    _Atomic uint64_t n_allocs, held[KN_MEMS]; /* requests for memory; bytes, by enum kn_mem */
+    uint64_t n_moved; /* times that scratch has come to lie elsewhere */
 };
 
 struct kn_mat { /* as struct kn_mat_head */
@@ -103,80 +93,14 @@ int kn_cuda_create(const struct kn_dev_opts *o, const char *kind, int index,
 
 /* ---- memory ---- */
 
-/* Memory that is kept for later goes back; that waits for all that is queued. */
-static void drop_spare(struct kn_dev *d)
-{
-    for (struct block **at = &d->blocks, *b; (b = *at);) {
-        if (b->used) {
-            at = &b->next;
-            continue;
-        }
-        *at = b->next;
-        cu_free(d->cu, b->p, b->kind);
-        atomic_fetch_sub(&d->held[b->kind], b->bytes);
-        mem_free(b);
-    }
-}
-
-/* What operations and weights take of the device is counted. */
-static void *take_memory(struct kn_dev *d, enum kn_mem kind, size_t bytes)
-{
-    void *p = cu_alloc(d->cu, kind, bytes);
-    if (!p && !d->replay.recording) {
-        drop_spare(d);
-        p = cu_alloc(d->cu, kind, bytes);
-    }
-    if (!p) return NULL;
-    atomic_fetch_add(&d->n_allocs, 1);
-    atomic_fetch_add(&d->held[kind], bytes);
-    return p;
-}
-
-/* The smallest that is spare, has room and is not twice as large as need be. */
-static struct block *find_spare(struct kn_dev *d, enum kn_mem kind, size_t bytes)
-{
-    struct block *best = NULL;
-    for (struct block *b = d->blocks; b; b = b->next)
-        if (!b->used && b->kind == kind && b->bytes >= bytes && b->bytes / 2 < bytes &&
-            (!best || b->bytes < best->bytes))
-            best = b;
-    return best;
-}
-
 static void *alloc_block(struct kn_dev *d, enum kn_mem kind, size_t bytes)
 {
-    enum { UNIT = 4096 };
-    if (bytes > SIZE_MAX - UNIT) return NULL;
-    bytes = (bytes + UNIT - 1) / UNIT * UNIT;
-    struct block *b = find_spare(d, kind, bytes);
-    if (b) {
-        if (kind != KN_MEM_DEVICE)
-            memset(b->p, 0, bytes);
-        else if (cu_clear(d->cu, b->p, bytes) < 0)
-            return NULL;
-        b->used = true;
-        return b->p;
-    }
-    void *p = take_memory(d, kind, bytes);
-    b = p ? mem_alloc(sizeof *b) : NULL;
-    if (!b) {
-        if (p) cu_free(d->cu, p, kind);
-        return NULL;
-    }
-    *b = (struct block){d->blocks, p, bytes, kind, true};
-    d->blocks = b;
-    return p;
+    return blocks_alloc(&d->blocks, kind, bytes);
 }
 
 static void free_block(struct kn_dev *d, void *p)
 {
-    for (struct block *b = d->blocks; b; b = b->next)
-        if (b->p == p) {
-            ASSERT(b->used);
-            b->used = false;
-            return;
-        }
-    ASSERT(!"memory of another device");
+    blocks_free(&d->blocks, p);
 }
 
 static int mem_copy(struct kn_dev *d, void *dst, const void *src, size_t bytes)
@@ -192,13 +116,12 @@ static void *scratch_of(struct kn_stream *st, unsigned slot, size_t size_bytes, 
     if (slot < KN_SLOTS) st->operand[slot].at = NULL;
     if (st->slot_size[slot] < size_bytes || !st->slot[slot]) {
         if (st->dev->replay.recording) return NULL; /* the next run that is not has room for it */
-        void *p = want >= size_bytes ? take_memory(st->dev, KN_MEM_DEVICE, want + 64) : NULL;
+        struct blocks *own = &st->dev->blocks;
+        void *p = want >= size_bytes ? blocks_take(own, KN_MEM_DEVICE, want + 64) : NULL;
         if (!p) return NULL;
         st->dev->n_moved++;
-        if (st->slot[slot]) {
-            cu_free(st->dev->cu, st->slot[slot], KN_MEM_DEVICE);
-            atomic_fetch_sub(&st->dev->held[KN_MEM_DEVICE], st->slot_size[slot] + 64);
-        }
+        if (st->slot[slot])
+            blocks_drop(own, st->slot[slot], KN_MEM_DEVICE, st->slot_size[slot] + 64);
         st->slot[slot] = p;
         st->slot_size[slot] = want;
     }
@@ -241,11 +164,12 @@ static int gpu(struct kn_dev *d, struct gpu **ret, struct err *err)
 
 static struct kn_memory memory(struct kn_dev *d)
 {
-    struct kn_memory m = {.device_bytes = atomic_load(&d->held[KN_MEM_DEVICE]),
-                          .shared_bytes = atomic_load(&d->held[KN_MEM_SHARED]) +
-                                          atomic_load(&d->held[KN_MEM_HOST]),
+    const struct blocks *b = &d->blocks;
+    struct kn_memory m = {.device_bytes = atomic_load(&b->held[KN_MEM_DEVICE]),
+                          .shared_bytes = atomic_load(&b->held[KN_MEM_SHARED]) +
+                                          atomic_load(&b->held[KN_MEM_HOST]),
                           .stage_bytes = d->stage.bytes,
-                          .n_allocs = atomic_load(&d->n_allocs)};
+                          .n_allocs = atomic_load(&b->n_allocs)};
     (void)cu_mem_info(&d->gpu, &m.free_bytes, &m.total_bytes);
     return m;
 }
@@ -293,12 +217,7 @@ static void destroy(struct kn_dev *d)
         if (d->feed.gone[i]) cu_event_destroy(&d->gpu, d->feed.gone[i]);
         if (d->feed.room[i]) free_block(d, d->feed.room[i]);
     }
-    for (struct block *b = d->blocks, *next; b; b = next) {
-        ASSERT(!b->used); /* a caller forgot its memory */
-        next = b->next;
-        cu_free(d->cu, b->p, b->kind);
-        mem_free(b);
-    }
+    blocks_fini(&d->blocks);
     cu_close(d->cu);
     mem_free(d->cache_dir);
     mem_free(d);
@@ -1158,6 +1077,7 @@ int kn_cuda_create(const struct kn_dev_opts *o, const char *kind, int index,
     d->keeps_codes = o->weights == KN_WEIGHTS_FILE && d->bf16;
     int r = cu_mem_open(&d->gpu, why, sizeof why);
     if (r == 0) r = cu_open(index, d->bf16 ? CU_BF16 : CU_F32, &d->cu, why, sizeof why);
+    blocks_init(&d->blocks, d->cu, &d->replay.recording);
     if (r == 0 && cu_is_eight(d->weights)) r = cu_gemm_open(d->cu, d->weights, why, sizeof why);
     if (r == 0 && o->cache_dir && !(d->cache_dir = mem_strdup(o->cache_dir))) r = -ENOMEM;
     if (r < 0) {
