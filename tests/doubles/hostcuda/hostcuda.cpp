@@ -362,20 +362,43 @@ void run_grid(const char *name, dim3 grid, dim3 block, size_t smem,
             }
 }
 
-/* ---- memory: device memory opens with the queue, where there are protection keys ---- */
+/* ---- memory: device memory opens with the queue, where there are protection keys: one a device,
+ * whose kernels and products reach no other's ---- */
+enum { DEVICES_MAX = 8 };
 struct Block {
     size_t bytes;
     bool device;
+    int of; /* whose it is */
 };
+static thread_local int device; /* the current one */
 static std::map<char *, Block> blocks;
 static std::map<char *, size_t> registered; /* the host's own memory, pinned */
 static std::recursive_mutex lock;
-static int key = -2; /* not asked for yet */
+static int key[DEVICES_MAX]; /* 0: not asked for yet, or there are none */
+
+static void open_memory_of(int d, bool open)
+{
+    if (key[d] > 0) (void)pkey_set(key[d], open ? 0 : PKEY_DISABLE_ACCESS);
+}
 
 static void open_memory(bool open)
 {
-    if (key >= 0) (void)pkey_set(key, open ? 0 : PKEY_DISABLE_ACCESS);
+    for (int d = 0; d < DEVICES_MAX; d++)
+        open_memory_of(d, open);
 }
+
+struct Alone { /* while it lives, one device's memory is open among theirs */
+    explicit Alone(int d) : of(d)
+    {
+        set(false);
+    }
+    ~Alone()
+    {
+        set(true);
+    }
+    void set(bool open);
+    int of;
+};
 
 /* The block that p points into; the end: none of ours. */
 static std::map<char *, Block>::iterator block_of(const void *p)
@@ -384,6 +407,16 @@ static std::map<char *, Block>::iterator block_of(const void *p)
     if (b == blocks.begin()) return blocks.end();
     --b;
     return static_cast<const char *>(p) < b->first + b->second.bytes ? b : blocks.end();
+}
+
+/* Without keys block by block, which takes its time: when it is asked for. */
+void Alone::set(bool open)
+{
+    for (int d = 0; d < DEVICES_MAX; d++)
+        if (d != of) open_memory_of(d, open);
+    for (const auto &b : blocks)
+        if (mode.apart && b.second.device && b.second.of != of)
+            (void)mprotect(b.first, b.second.bytes, open ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
 
 static bool is_device(const void *p)
@@ -422,6 +455,8 @@ void check_argument(const char *kernel, const void *p)
     std::lock_guard<std::recursive_mutex> guard(lock);
     if (p && !is_pinned(p)) misuse("a kernel is given memory that no device reaches", kernel);
     auto b = block_of(p);
+    if (b != blocks.end() && b->second.device && b->second.of != device)
+        misuse("a kernel is given memory of another device", kernel);
     if (b != blocks.end() && !b->second.device) shared_seen.insert(b->first);
 }
 
@@ -434,26 +469,27 @@ static size_t held_bytes()
     return sum;
 }
 
-static cudaError_t map_block(void **ret, size_t bytes, bool device)
+static cudaError_t map_block(void **ret, size_t bytes, bool is_device)
 {
     std::lock_guard<std::recursive_mutex> guard(lock);
     if (spoils_mine()) return cudaErrorStreamCaptureUnsupported;
-    if (device && memory_max != SIZE_MAX && held_bytes() + bytes > memory_max)
+    if (is_device && memory_max != SIZE_MAX && held_bytes() + bytes > memory_max)
         return cudaErrorMemoryAllocation;
-    if (key == -2) key = pkey_alloc(0, PKEY_DISABLE_ACCESS);
+    int &own = key[device];
+    if (own == 0) own = pkey_alloc(0, PKEY_DISABLE_ACCESS);
     const size_t page = 4096, size = (bytes + page - 1) / page * page;
     /* A page that nobody may touch behind every block. */
     char *p = static_cast<char *>(
         mmap(nullptr, size + page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
     if (p == MAP_FAILED) return cudaErrorMemoryAllocation;
     const int access = PROT_READ | PROT_WRITE;
-    int r = device && key >= 0 ? pkey_mprotect(p, size, access, key) : mprotect(p, size, access);
+    int r = is_device && own > 0 ? pkey_mprotect(p, size, access, own) : mprotect(p, size, access);
     if (r != 0) {
         munmap(p, size + page);
         return cudaErrorMemoryAllocation;
     }
-    if (device && key >= 0) open_memory(false); /* of this thread: it may not have asked before */
-    blocks[p] = {size, device};
+    if (is_device) open_memory(false); /* of this thread: it may not have asked before */
+    blocks[p] = {size, is_device, device};
     *ret = p;
     return cudaSuccess;
 }
@@ -499,6 +535,8 @@ static void set_mode(const char *words)
         end = w + strcspn(w, ",");
         if (strncmp(w, "eager", 5) == 0 && end == w + 5)
             mode.eager = true;
+        else if (strncmp(w, "apart", 5) == 0 && end == w + 5)
+            mode.apart = true;
         else if (sscanf(w, "seed=%llu", &seed) == 1)
             mode.draws.seed(mode.seed = seed);
         else if (sscanf(w, "algorithms=%u", &mode.algorithms) != 1)
@@ -516,7 +554,6 @@ static int devices_told()
     return n ? atoi(n) : 1;
 }
 static int n_devices = devices_told();
-static thread_local int device; /* the current one */
 static cudaError_t last_error;
 static long fails_after = -1; /* launches until the device is lost; -1 never */
 
@@ -534,13 +571,23 @@ static void put(cudaStream_t s, const Work &w)
     if (mode.eager && s->hurries) (void)run_while(catch_up);
 }
 
-void enqueue(cudaStream_t s, std::function<void()> work)
+/* Of a copy, which reaches any device. */
+static void enqueue_copy(cudaStream_t s, std::function<void()> work)
 {
     std::lock_guard<std::recursive_mutex> guard(lock);
     if (s->recorded)
         s->recorded->push_back(work);
     else
         put(s, {work, nullptr, false, 0, nullptr});
+}
+
+void enqueue(cudaStream_t s, std::function<void()> work)
+{
+    const int of = s->device;
+    enqueue_copy(s, [=] {
+        Alone alone(of);
+        work();
+    });
 }
 
 /* What no recording may hold; said of a stream, or of all that this thread records. */
@@ -578,6 +625,50 @@ static void step(cudaStream_t s)
         }
         s->waits = false;
     }
+}
+
+/* ---- what happens when several streams have come to it ---- */
+struct Meeting {
+    std::vector<cudaStream_t> streams;
+    std::vector<bool> here;
+    bool waits; /* one of them has come and brings the others */
+    std::function<void()> work;
+};
+
+static void arrive(Meeting &m, size_t i)
+{
+    count_launch();
+    m.here[i] = true;
+    if (m.waits) return;
+    m.waits = true;
+    for (size_t j = 0; j < m.streams.size(); j++)
+        while (!m.here[j] && last_error == cudaSuccess) {
+            if (m.streams[j]->queue.empty()) misuse("a sum that not all devices come to", nullptr);
+            step(m.streams[j]);
+        }
+    if (last_error == cudaSuccess) m.work();
+    m.here.assign(m.here.size(), false);
+    m.waits = false;
+}
+
+void meet(const std::vector<cudaStream_t> &streams, std::function<void()> work)
+{
+    auto m =
+        std::make_shared<Meeting>(Meeting{streams, std::vector<bool>(streams.size()), false, work});
+    for (size_t i = 0; i < streams.size(); i++)
+        enqueue_copy(streams[i], [=] { arrive(*m, i); });
+}
+
+int device_of(const void *p)
+{
+    std::lock_guard<std::recursive_mutex> guard(lock);
+    auto b = block_of(p);
+    return b == blocks.end() || !b->second.device ? -1 : b->second.of;
+}
+
+int device_of(cudaStream_t s)
+{
+    return s->device;
 }
 
 /* What hurries goes as far as events let it, in front of everything else that is queued. */
@@ -707,7 +798,7 @@ cudaError_t cudaGetDeviceCount(int *n)
 
 cudaError_t cudaSetDevice(int index)
 {
-    if (index < 0 || index >= n_devices) return cudaErrorNoDevice;
+    if (index < 0 || index >= n_devices || index >= DEVICES_MAX) return cudaErrorNoDevice;
     device = index;
     return cudaSuccess;
 }
@@ -902,13 +993,15 @@ cudaError_t cudaGraphDestroy(cudaGraph_t g)
 cudaError_t cudaGraphLaunch(cudaGraphExec_t x, cudaStream_t s)
 {
     const std::shared_ptr<Works> works = x->works;
-    enqueue(s, [=] {
-        count_launch();
-        in_graph = true;
-        for (const std::function<void()> &work : *works)
-            work();
-        in_graph = false;
-    });
+    if (s->device != device) misuse("a graph is launched while another device is current", nullptr);
+    enqueue_copy(s, count_launch);
+    for (size_t i = 0; i < works->size(); i++)
+        enqueue_copy(s, [=] {
+            const bool before = in_graph;
+            in_graph = true;
+            (*works)[i]();
+            in_graph = before;
+        });
     return last_error;
 }
 
@@ -963,11 +1056,22 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpy
     if (!from && to && !is_pinned(src)) {
         std::vector<char> staged(static_cast<const char *>(src),
                                  static_cast<const char *>(src) + bytes);
-        enqueue(s, [=] { memcpy(dst, staged.data(), bytes); });
+        enqueue_copy(s, [=] { memcpy(dst, staged.data(), bytes); });
         return last_error;
     }
-    enqueue(s, [=] { memmove(dst, src, bytes); });
+    enqueue_copy(s, [=] { memmove(dst, src, bytes); });
     return is_pinned(dst) ? last_error : flush(s);
+}
+
+/* Row by row. */
+cudaError_t cudaMemcpy2DAsync(void *dst, size_t to, const void *src, size_t from, size_t bytes,
+                              size_t n, cudaMemcpyKind kind, cudaStream_t s)
+{
+    cudaError_t e = bytes > to || bytes > from ? cudaErrorInvalidValue : cudaSuccess;
+    for (size_t i = 0; e == cudaSuccess && i < n; i++)
+        e = cudaMemcpyAsync(static_cast<char *>(dst) + i * to,
+                            static_cast<const char *>(src) + i * from, bytes, kind, s);
+    return e;
 }
 
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t s)

@@ -25,6 +25,7 @@
 #include <cstring>
 #include <functional>
 #include <random>
+#include <vector>
 
 #define __global__
 #define __device__
@@ -127,6 +128,8 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s);
 cudaError_t cudaEventSynchronize(cudaEvent_t e);
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t s);
+cudaError_t cudaMemcpy2DAsync(void *dst, size_t to, const void *src, size_t from, size_t bytes,
+                              size_t n, cudaMemcpyKind kind, cudaStream_t s);
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t s);
 struct cudaFuncAttributes {
     int binaryVersion;
@@ -151,8 +154,8 @@ extern const Thread *current;
 extern dim3 block_index, block_size, grid_size;
 void count_launch(); /* of a kernel or product that runs; those of a graph are one */
 extern int arch;     /* 90: compute capability 9.0 */
-struct Mode {        /* KVBLEND_HOSTCUDA: eager,seed=N,algorithms=N */
-    bool eager;
+struct Mode {        /* KVBLEND_HOSTCUDA: eager,apart,seed=N,algorithms=N */
+    bool eager, apart;
     uint64_t seed;       /* 0: threads take turns by number */
     unsigned algorithms; /* of products, another one for other shapes; 0: one */
     std::mt19937_64 draws;
@@ -189,6 +192,11 @@ template <class T> void check_argument(const char *kernel, T *p)
 template <class T> void check_argument(const char *, const T &)
 {
 }
+
+/* An item on each of the streams; the work is done when all have come to it. */
+void meet(const std::vector<cudaStream_t> &streams, std::function<void()> work);
+int device_of(const void *p); /* -1: none has it alone */
+int device_of(cudaStream_t s);
 
 template <class... P, class... A>
 void launch(const char *name, dim3 grid, dim3 block, size_t smem, cudaStream_t s,
