@@ -43,22 +43,57 @@ static int plain_weights(struct kn_dev_opts *o, bool cpu, struct err *err)
     return 0;
 }
 
+/* The numbers behind "cuda:": 3, or 0+1 for a group; how many, 0 when it says nothing else. */
+static unsigned parse_ranks(const char *s, int number[KN_RANKS_MAX])
+{
+    unsigned n = 0;
+    for (int len = 0; n < KN_RANKS_MAX; n++, s += len + 1) {
+        if (*s < '0' || *s > '9' || sscanf(s, "%3d%n", &number[n], &len) != 1) return 0;
+        for (unsigned i = 0; i < n; i++)
+            if (number[i] == number[n]) return 0;
+        if (!s[len]) return n + 1;
+        if (s[len] != '+') return 0;
+    }
+    return 0;
+}
+
+static int create_ranks(const struct kn_dev_opts *o, const char *kind, const int *number,
+                        unsigned n, struct kn_dev **ret_dev, struct err *err)
+{
+    struct kn_dev *rank[KN_RANKS_MAX] = {NULL};
+    int r = 0;
+    for (unsigned i = 0; r == 0 && i < n; i++)
+        r = create_apart(o, kind, number[i], &rank[i], err);
+    if (r == 0 && n == 1) *ret_dev = rank[0];
+    if (r == 0 && n > 1) return kn_group_create(rank, n, ret_dev, err);
+    for (unsigned i = 0; r < 0 && i < n; i++)
+        kn_dev_destroy(rank[i]);
+    return r;
+}
+
 static int create(const struct kn_dev_opts *opts, struct kn_dev **ret_dev, struct err *err)
 {
     struct kn_dev_opts o = *opts;
     const char *name = o.device && *o.device ? o.device : "cpu";
     const bool cpu = strcmp(name, "cpu") == 0;
     const char *kind = strncmp(name, "host", 4) == 0 ? "hostcuda" : "cuda";
-    const size_t n = strlen(kind);
-    char rest;
-    int index = 0, r = plain_weights(&o, cpu, err);
+    const size_t len = strlen(kind);
+    int number[KN_RANKS_MAX] = {0}, r = plain_weights(&o, cpu, err);
+    unsigned n = 0;
     if (r < 0) return r;
     if (cpu) return kn_cpu_create(&o, ret_dev, err);
     if (o.kv_q8) return err_set(err, -ENOTSUP, "KV pages in 8 bits are the CPU's");
-    if (strncmp(name, kind, n) == 0 &&
-        (!name[n] || (sscanf(name + n, ":%3d%c", &index, &rest) == 1 && index >= 0)))
-        return create_apart(&o, kind, index, ret_dev, err);
-    return err_set(err, -EINVAL, "device \"%.60s\" is unknown (known: cpu, cuda, cuda:N)", name);
+    if (strcmp(name, kind) == 0) n = 1;
+    if (strncmp(name, kind, len) == 0 && name[len] == ':') n = parse_ranks(name + len + 1, number);
+    if (n > 1 && o.weights == KN_WEIGHTS_FILE)
+        return err_set(err, -ENOTSUP,
+                       "weights in a file's own form need one GPU: several as one share those in "
+                       "bf16, fp8 or int8");
+    if (n) return create_ranks(&o, kind, number, n, ret_dev, err);
+    return err_set(err, -EINVAL,
+                   "device \"%.60s\" is unknown (known: cpu, cuda, cuda:N, and cuda:N+M+… of %d "
+                   "different GPUs at most)",
+                   name, KN_RANKS_MAX);
 }
 
 int kn_dev_create(const struct kn_dev_opts *o, struct kn_dev **ret_dev, struct err *err)

@@ -98,7 +98,8 @@ int kn_weights_parse(const char *name, int dflt)
 
 void *kn_mem_alloc(struct kn_dev *d, enum kn_mem kind, size_t bytes)
 {
-    return dev_ops(d)->dev->mem_alloc(d, kind, bytes ? bytes : 1);
+    const bool plain = kind >= KN_MEMS && kn_info(d)->n_ranks == 1;
+    return dev_ops(d)->dev->mem_alloc(d, plain ? KN_MEM_DEVICE : kind, bytes ? bytes : 1);
 }
 
 void kn_mem_free(struct kn_dev *d, void *p)
@@ -184,7 +185,7 @@ int kn_mat_random(struct kn_mat *w, size_t row0, size_t n_rows, const struct rng
     const struct kn_gpu_ops *gpu = mat_ops(w)->gpu;
     const size_t n = mat_head(w)->n;
     if (row0 > n || n_rows > n - row0) return -EINVAL;
-    return (gpu ? gpu->mat_random : random_from_host)(w, row0, n_rows, f);
+    return (gpu && gpu->mat_random ? gpu->mat_random : random_from_host)(w, row0, n_rows, f);
 }
 
 int kn_mat_create_coded(struct kn_dev *d, const struct kn_part *parts, size_t n_parts, size_t k,
@@ -198,13 +199,14 @@ int kn_mat_create_coded(struct kn_dev *d, const struct kn_part *parts, size_t n_
         n_codes += parts[i].form.bits ? parts[i].n : 0;
     }
     if (n == 0 || k == 0) return -EINVAL;
-    if (n_codes == 0) return -ENOTSUP;
+    if (n_codes == 0 || !ops->create_coded) return -ENOTSUP;
     return ops->create_coded(d, parts, n_parts, k, full, ret_mat);
 }
 
 int kn_mat_fill_codes(struct kn_mat *w, size_t row0, size_t n_rows, const struct codes_row *rows)
 {
-    return mat_ops(w)->mat->fill_codes(w, row0, n_rows, rows);
+    const struct kn_mat_ops *ops = mat_ops(w)->mat;
+    return ops->fill_codes ? ops->fill_codes(w, row0, n_rows, rows) : -ENOTSUP;
 }
 
 int kn_mat_rows(struct kn_mat *w, size_t row0, size_t n, struct kn_mat **ret_mat)
@@ -218,6 +220,12 @@ int kn_mat_rows(struct kn_mat *w, size_t row0, size_t n, struct kn_mat **ret_mat
 void kn_mat_inner(struct kn_mat *w)
 {
     ((struct kn_mat_head *)w)->inner = true;
+}
+
+int kn_mat_split(struct kn_mat *w, enum kn_split how, const size_t *part, size_t n_parts)
+{
+    const struct kn_mat_ops *ops = mat_ops(w)->mat;
+    return ops->split ? ops->split(w, how, part, n_parts) : 0;
 }
 
 int kn_mat_done(struct kn_mat *w)

@@ -18,6 +18,11 @@
  * Every own kernel keeps it. A GPU's library keeps it for equal m only, as kn_info.gemm_invariant
  * tells. Runs of kn_replay() may have products of their own, which keep it among themselves.
  *
+ * A group ("cuda:0+1") is several GPUs as one device: tensor parallelism. Each of its ranks has a
+ * share of the KV heads, of the queries that read them, and of the widths of weights as
+ * kn_mat_split() says. What has a share on each rank is in KN_MEM_HEADS or in scratch, in the
+ * layout of the whole with every width divided; all else every rank has whole. group/group.h.
+ *
  * Dimension alphabet, project-wide: T tokens, L layers, D model width, H query heads, G KV heads,
  * K head dim, F ffn width, V vocab, P page size in tokens (KN_PAGE).
  * Errors: 0 or negative errno (-ECANCELED when the stream's cancel flag was seen, -EINVAL shapes
@@ -84,7 +89,8 @@ struct kn_tuning {
 };
 
 struct kn_dev_opts {
-    const char *device;  /* NULL/"cpu", "cuda", "cuda:1"; "hostcuda": its emulation, for tests */
+    const char *device;  /* NULL/"cpu", "cuda", "cuda:1", "cuda:0+1" (a group); "hostcuda": its
+                            emulation, for tests */
     unsigned n_threads;  /* 0 = all cores this process may use */
     const char *isa;     /* NULL/"auto", "portable", "neon", "avx2", "avx512", "amx" */
     const char *gemm;    /* NULL/"auto" or a candidate's name: "own-f32", "own-bf16" */
@@ -111,6 +117,7 @@ struct kn_info {
     const char *isa, *gemm;
     unsigned n_threads;
     bool is_host;                           /* all memory is plain memory */
+    unsigned n_ranks;                       /* of a group; else 1 */
     bool gemm_invariant;                    /* see above: determinism */
     enum kn_dtype kv;                       /* what pages hold: f32, bf16 or Q8 */
     size_t kv_value_bytes;                  /* of a value in a page; Q8: without its scale */
@@ -131,7 +138,8 @@ bool kn_dev_lost(const struct kn_dev *d); /* every run says -EIO; thread: any */
 struct gpu;
 int kn_dev_gpu(struct kn_dev *d, struct gpu **ret, struct err *err);
 struct kn_memory {                       /* all 0 on the CPU */
-    uint64_t free_bytes, total_bytes;    /* of the device, as it says now */
+    uint64_t free_bytes, total_bytes;    /* of the device, as it says now; of a group free is what
+                                            KN_MEM_HEADS could take */
     uint64_t device_bytes, shared_bytes; /* this process's: kn_mem_alloc(), weights, scratch */
     uint64_t stage_bytes;                /* of these, the ring of kn_stage() */
     uint64_t n_allocs;                   /* requests to the device for memory, ever */
@@ -144,7 +152,7 @@ struct kn_memory kn_dev_memory(struct kn_dev *d); /* thread: any */
 void *kn_mem_alloc(struct kn_dev *d, enum kn_mem kind, size_t bytes);
 void kn_mem_free(struct kn_dev *d, void *p); /* accepts NULL */
 /* Between runs, complete on return: from host memory, or from one place of the device to another.
- */
+ * From host memory to KN_MEM_HEADS: every rank gets its share of the bytes, in the ranks' order. */
 int kn_mem_copy(struct kn_dev *d, void *dst, const void *src, size_t bytes);
 
 /* Stored KV on its way to the device while operations run: a ring of device memory that is filled
@@ -158,6 +166,8 @@ struct kn_piece {
     const void *from;
     size_t bytes;
     const void *at;
+    size_t row_bytes; /* of each row [G, K] of it, which a group's ranks share */
+    size_t stride;    /* bytes from row to row in front of the copy; 0: no gaps */
 };
 int kn_stage_room(struct kn_dev *d, size_t bytes); /* the ring's size; once, before the first run */
 int kn_stage(struct kn_dev *d, struct kn_piece *p, size_t n, uint64_t *ret_turn);
@@ -193,7 +203,12 @@ int kn_mat_fill_codes(struct kn_mat *w, size_t row0, size_t n_rows,
  * on the CPU. */
 int kn_mat_rows(struct kn_mat *w, size_t row0, size_t n, struct kn_mat **ret_mat);
 void kn_mat_inner(struct kn_mat *w); /* what it gives may be rounded: see kn_product() */
-int kn_mat_done(struct kn_mat *w);   /* all rows filled: ready for use */
+/* How a group's ranks share it; in front of its first row, once. KN_SPLIT_HEADS: parts of so many
+ * rows, one behind the other, each of which is shared out. Biases of such are in KN_MEM_HEADS.
+ * -EINVAL: a part, or k of KN_SPLIT_SUM, that the ranks do not divide. Other devices have it whole.
+ */
+int kn_mat_split(struct kn_mat *w, enum kn_split how, const size_t *part, size_t n_parts);
+int kn_mat_done(struct kn_mat *w); /* all rows filled: ready for use */
 void kn_mat_destroy(struct kn_mat *w);
 size_t kn_mat_bytes(const struct kn_mat *w); /* memory that it takes */
 
@@ -345,6 +360,7 @@ struct kn_kv {
     size_t n_pages;                   /* `each`: no row has more */
     unsigned G, K;
     const struct kn_pages *each; /* [rows], read by operations: row i's own; NULL: one sequence */
+    ptrdiff_t each_shift;        /* ids from an address in `each` to a rank's own place; else 0 */
 };
 /* Of one page of one layer: 2*G*K*P; Q8: 2*G*(K+2)*P, bytes. */
 size_t kn_kv_layer_values(enum kn_dtype kv, unsigned G, unsigned K);

@@ -27,9 +27,10 @@ struct kn_mat_ops {
     typeof(kn_mat_done) *done;
     typeof(kn_mat_bytes) *bytes;
     typeof(kn_mat_destroy) *destroy;
-    typeof(kn_mat_create_coded) *create_coded;
+    typeof(kn_mat_create_coded) *create_coded; /* NULL in a group, with the next: -ENOTSUP */
     typeof(kn_mat_fill_codes) *fill_codes;
     typeof(kn_mat_create_f32) *create_f32;
+    typeof(kn_mat_split) *split; /* NULL: nobody shares it */
 };
 
 struct kn_run_ops {
@@ -70,7 +71,7 @@ struct kn_gpu_ops {
     typeof(kn_stage) *stage;
     typeof(kn_staged) *staged;
     typeof(kn_unstage) *unstage;
-    typeof(kn_mat_random) *mat_random;
+    typeof(kn_mat_random) *mat_random; /* NULL: filled from the host */
     typeof(kn_defer) *defer;
     typeof(kn_pipeline) *pipeline;
     typeof(kn_fence) *fence;
@@ -85,12 +86,34 @@ struct kn_gpu_ops {
     typeof(kn_embed) *embed;
 };
 
+/* What a group asks of its ranks beside. They are of one backend. */
+struct kn_team; /* ranks that can add up */
+struct kn_rank_ops {
+    void (*use)(struct kn_dev *d); /* before anything that this thread asks of it */
+    int (*clear)(struct kn_stream *st, void *p, size_t bytes);
+    int (*encode_rows)(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n,
+                       size_t K, enum kn_dtype t, void *out, size_t stride /* of out, bytes */,
+                       int *bad);
+    /* kn_replay() in its steps: is there a recording of that key that can be played; record what
+     * is queued until record_end(), if it is time to; queue it. */
+    bool (*recorded)(const struct kn_dev *d, uint64_t key);
+    bool (*record_begin)(struct kn_dev *d, uint64_t key);
+    void (*record_end)(struct kn_dev *d, uint64_t key, int status);
+    int (*play)(struct kn_dev *d, uint64_t key);
+    int (*team_create)(struct kn_dev *const *rank, unsigned n, struct kn_team **ret,
+                       struct err *err);
+    void (*team_destroy)(struct kn_team *t); /* accepts NULL */
+    /* x[r] [n] of rank r becomes the sum of all ranks', the same bits on each. */
+    int (*team_sum)(struct kn_team *t, float *const *x, size_t n);
+};
+
 struct kn_ops {
     const struct kn_dev_ops *dev;
     const struct kn_mat_ops *mat;
     const struct kn_run_ops *run;
     const struct kn_row_ops *row;
-    const struct kn_gpu_ops *gpu; /* NULL on the CPU */
+    const struct kn_gpu_ops *gpu;   /* NULL on the CPU */
+    const struct kn_rank_ops *rank; /* NULL: no part of a group */
 };
 
 struct kn_dev_head {
@@ -107,5 +130,8 @@ struct kn_mat_head {
 };
 
 int kn_cpu_create(const struct kn_dev_opts *o, struct kn_dev **ret_dev, struct err *err);
+/* Takes the ranks, and destroys them if it fails. */
+int kn_group_create(struct kn_dev *const *rank, unsigned n, struct kn_dev **ret_dev,
+                    struct err *err);
 
 #endif

@@ -85,9 +85,12 @@ static int list_devices(const char *text)
     for (unsigned i = 0; i < (asked.n ? asked.n : WK_DEVICES_MAX); i++) {
         struct kn_dev *d = NULL;
         struct err e = {0};
-        char name[32];
-        (void)snprintf(name, sizeof name, "%s:%u", asked.kind ? asked.kind : "cuda",
-                       asked.n ? asked.number[i] : i);
+        char name[64];
+        const char *kind = asked.kind ? asked.kind : "cuda";
+        if (asked.n)
+            (void)snprintf(name, sizeof name, "%s:%.*s", kind, asked.name[i].len, asked.name[i].at);
+        else
+            (void)snprintf(name, sizeof name, "%s:%u", kind, i);
         int rc = kn_dev_create(&(struct kn_dev_opts){.device = name}, &d, &e);
         if (rc == 0 && (rc = try_kernel(d)) < 0)
             (void)err_set(&e, rc, "%s cannot run a kernel (%s)", name, err_name(rc));
@@ -206,6 +209,8 @@ static int take_kv_pages(struct wk_opts *w, const struct opts *o, struct err *er
     uint64_t bytes = 0;
 
     (void)wk_parse_kv_pages(opt_str(o, "kv-pages"), &bytes, &w->tiers.gpu_reserve_bytes);
+    if (w->tiers.gpu_reserve_bytes && strchr(opt_str(o, "device"), '+'))
+        return err_set(err, -EINVAL, "--kv-pages: several GPUs as one keep no records, no reserve");
     if (strcmp(opt_str(o, "device"), "cpu") != 0)
         w->tiers.gpu_bytes = bytes ? bytes : FUS_KV_AUTO;
     else if (w->tiers.gpu_reserve_bytes)

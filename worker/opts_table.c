@@ -159,26 +159,36 @@ int wk_parse_template(const char *text, struct wk_template *ret)
     return n_of[WK_PART_DOCUMENT] && n_of[WK_PART_QUERY] ? 0 : -EINVAL;
 }
 
+/* "0" or "0+1", each number once; where it ends, NULL: it is none. */
+static const char *device_end(const char *p, bool seen[WK_GPUS_MAX])
+{
+    for (;; p++) {
+        unsigned v = 0, digits = 0;
+        for (; *p >= '0' && *p <= '9' && digits < 3; digits++)
+            v = v * 10 + (unsigned)(*p++ - '0');
+        if (digits == 0 || seen[v]) return NULL;
+        seen[v] = true;
+        if (*p != '+') return p;
+    }
+}
+
 int wk_parse_devices(const char *text, struct wk_devices *ret)
 {
-    char copy[512], *rest = copy, *number;
-    int64_t v;
+    bool seen[WK_GPUS_MAX] = {false};
     *ret = (struct wk_devices){.several = strcmp(text, "auto") == 0};
     if (ret->several || strcmp(text, "cpu") == 0) return 0;
     ret->kind = strncmp(text, "host", 4) == 0 ? "hostcuda" : "cuda";
     const size_t n = strlen(ret->kind);
-    if (strncmp(text, ret->kind, n) != 0 || strlen(text) >= sizeof copy) return -EINVAL;
-    if (!text[n]) return 0;
-    memcpy(copy, text + n + 1, strlen(text + n));
-    while ((number = strsep(&rest, ",")) != NULL) {
-        if (opt_parse_int(number, &v) < 0 || v < 0 || v > 999 || ret->n == WK_DEVICES_MAX)
-            return -EINVAL;
-        for (unsigned i = 0; i < ret->n; i++)
-            if (ret->number[i] == v) return -EINVAL;
-        ret->number[ret->n++] = (unsigned)v;
+    if (strncmp(text, ret->kind, n) != 0 || (text[n] && text[n] != ':')) return -EINVAL;
+    for (const char *p = text + n; *p;) { /* at the colon, or at a comma */
+        const char *at = p + 1;
+        p = device_end(at, seen);
+        if (!p || (*p && *p != ',') || ret->n == WK_DEVICES_MAX) return -EINVAL;
+        ret->name[ret->n].at = at;
+        ret->name[ret->n++].len = (int)(p - at);
     }
     ret->several = ret->n > 1;
-    return text[n] == ':' ? 0 : -EINVAL;
+    return 0;
 }
 
 /* ---- as checks of the table ---- */
@@ -279,7 +289,8 @@ const struct opt_def wk_opts_table[] = {
     {"kv-pages", OPT_STR, "auto", 0, 0, "auto|SIZE[:RESERVE]",
      "KV memory of running requests; auto: eight full contexts, at most 2 GiB. With --device cuda "
      "of running requests and records together, auto: most of what the weights leave, RESERVE: "
-     "kept for records whatever running requests need.",
+     "kept for records whatever running requests need. With several GPUs as one, of running "
+     "requests alone.",
      .check = is_kv_pages},
     {"dtype", OPT_ENUM, "auto", 0, 0, "auto|f32|bf16|fp8|int8|file",
      "Arithmetic; auto never goes below the file's own precision. fp8 (GPU), int8 (GPU, CPU with "
@@ -294,9 +305,10 @@ const struct opt_def wk_opts_table[] = {
      "Stored KV; auto: f32 for F32 files, else f16; q8: 8 bits, half of f16."},
     {"threads", OPT_INT, "0", 0, 4096, NULL,
      "Compute threads; 0 = all cores that it may use (affinity, a container's CPU limit)."},
-    {"device", OPT_STR, "cpu", 0, 0, "auto|cpu|cuda[:N,…]",
-     "What computes: cpu, cuda (GPU 0), or cuda:N. Of a gateway: cuda:0,1 starts a worker on each "
-     "of these GPUs, auto one on each that there is, else one on the CPU.",
+    {"device", OPT_STR, "cpu", 0, 0, "auto|cpu|cuda[:N[+N…],…]",
+     "What computes: cpu, cuda (GPU 0), cuda:N, or cuda:0+1: the model in two GPUs (2 to 8: tensor "
+     "parallelism). Of a gateway: cuda:0,1 starts a worker on each of these GPUs, cuda:0+1,2+3 one "
+     "on each pair, auto one on each GPU that there is, else one on the CPU.",
      .check = is_devices},
     {"ctx", OPT_INT, "0", 0, 1 << 24, NULL, "Context in tokens; 0 = the model's."},
     {"embed", OPT_ENUM, "auto", 0, 0, "auto|cls|mean|last",

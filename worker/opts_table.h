@@ -30,11 +30,15 @@ struct wk_limits {
     bool has_ttl, contexts_off;     /* off: no record is merged, within the namespace either */
 };
 int wk_parse_limits(const char *text, struct wk_limits *ret);
-enum { WK_DEVICES_MAX = 64 };
+enum { WK_DEVICES_MAX = 64, WK_GPUS_MAX = 1000 };
 struct wk_devices {
-    const char *kind;                   /* "cuda"; "hostcuda": its emulation; NULL: "cpu", "auto" */
-    unsigned n, number[WK_DEVICES_MAX]; /* those that are named, each once */
-    bool several;                       /* more than one, or "auto" */
+    const char *kind; /* "cuda"; "hostcuda": its emulation; NULL: "cpu", "auto" */
+    unsigned n;       /* those that are named */
+    struct {
+        const char *at; /* "0", or "0+1": GPUs as one; of the text that was parsed */
+        int len;
+    } name[WK_DEVICES_MAX];
+    bool several; /* more than one, or "auto" */
 };
 /* "…{document}…{query}…", these two once each in either order, {instruction} once at most. */
 enum { WK_TEMPLATE_PARTS_MAX = 7 };

@@ -97,7 +97,7 @@ int wk_tiers_open(struct worker *w, struct store_opts *o, struct err *err)
     int rc = 0;
 
     o->check_ahead = !kn_info(dev)->is_host;
-    if (w->o.tiers.gpu_bytes)
+    if (w->o.tiers.gpu_bytes && kn_info(dev)->n_ranks == 1) /* in no page has a record its rows */
         rc = add_gpu(w, o, err);
     else if (!kn_info(dev)->is_host && (rc = kn_dev_gpu(dev, &w->tiers.gpu, err)) == 0)
         o->reader = w->tiers.gpu;

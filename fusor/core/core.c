@@ -130,33 +130,39 @@ static bool may_be_coded(const struct packer *p, create_fn create, enum model_w 
     return create != kn_mat_create_f32 && (!expert || kn_info(p->c->dev)->is_host);
 }
 
+struct as { /* what a weight becomes */
+    create_fn create;
+    enum kn_split split;
+};
+
 /* Spans, one below the other, become one matrix: in the file's form where the device keeps such. */
-static int pack_spans(struct packer *p, create_fn create, const struct span *s, size_t n_s,
+static int pack_spans(struct packer *p, struct as as, const struct span *s, size_t n_s,
                       struct kn_mat **ret)
 {
     const struct model *m = p->c->model;
     const size_t k = model_w_cols(m, s[0].w);
     struct kn_part part[JOINED_MAX];
-    size_t n = 0;
+    size_t n = 0, rows[JOINED_MAX];
     ASSERT(n_s <= JOINED_MAX);
     for (size_t i = 0; i < n_s; i++) {
         ASSERT(model_w_cols(m, s[i].w) == k);
         part[i] = (struct kn_part){s[i].n, model_form(m, s[i].w, s[i].layer)};
-        n += part[i].n;
+        n += rows[i] = part[i].n;
     }
-    const bool full = create == kn_mat_create_full;
-    int r = may_be_coded(p, create, s[0].w)
+    const bool full = as.create == kn_mat_create_full;
+    int r = may_be_coded(p, as.create, s[0].w)
                 ? kn_mat_create_coded(p->c->dev, part, n_s, k, full, ret)
                 : -ENOTSUP;
     const bool coded = r == 0;
-    if (r == -ENOTSUP) r = create(p->c->dev, n, k, ret);
+    if (r == -ENOTSUP) r = as.create(p->c->dev, n, k, ret);
+    if (r == 0) r = kn_mat_split(*ret, as.split, rows, n_s);
     for (size_t i = 0, at = 0; r == 0 && i < n_s; at += part[i++].n)
         r = pack_span(p, &s[i], *ret, at, coded && part[i].form.bits);
     return r < 0 ? r : kn_mat_done(*ret);
 }
 
 /* The same of whole weights. */
-static int pack_as(struct packer *p, create_fn create, const enum model_w *w, size_t n_w,
+static int pack_as(struct packer *p, struct as as, const enum model_w *w, size_t n_w,
                    unsigned layer, struct fus_linear *ret)
 {
     const struct model *m = p->c->model;
@@ -165,18 +171,19 @@ static int pack_as(struct packer *p, create_fn create, const enum model_w *w, si
     ret->k = model_w_cols(m, w[0]);
     for (size_t i = 0; i < n_w && i < JOINED_MAX; ret->n += s[i++].n)
         s[i] = all_of(m, w[i], layer);
-    return pack_spans(p, create, s, n_w, &ret->w);
+    return pack_spans(p, as, s, n_w, &ret->w);
 }
 
-static int pack(struct packer *p, const enum model_w *w, size_t n_w, unsigned layer,
-                struct fus_linear *ret)
+static int pack(struct packer *p, enum kn_split split, const enum model_w *w, size_t n_w,
+                unsigned layer, struct fus_linear *ret)
 {
-    return pack_as(p, kn_mat_create, w, n_w, layer, ret);
+    return pack_as(p, (struct as){kn_mat_create, split}, w, n_w, layer, ret);
 }
 
-/* Vectors joined; absent ones leave *ret NULL. What scales logits goes into the norm in
- * front of the head, which is linear. */
-static int vectors(struct packer *p, const enum model_w *w, size_t n_w, unsigned layer, float **ret)
+/* Vectors joined, each for all of a group's ranks or shared out; absent ones leave *ret NULL. What
+ * scales logits goes into the norm in front of the head, which is linear. */
+static int vectors_in(struct packer *p, enum kn_mem kind, const enum model_w *w, size_t n_w,
+                      unsigned layer, float **ret)
 {
     const struct model *m = p->c->model;
     size_t n = 0;
@@ -190,8 +197,24 @@ static int vectors(struct packer *p, const enum model_w *w, size_t n_w, unsigned
     }
     if (w[0] == MODEL_NORM_OUT || w[0] == MODEL_NORM_OUT_BIAS)
         fus_scale(p->rows, n, p->c->cfg.logit_scale);
-    *ret = kn_mem_alloc(p->c->dev, KN_MEM_DEVICE, n * sizeof(**ret));
-    return *ret ? kn_mem_copy(p->c->dev, *ret, p->rows, n * sizeof(**ret)) : -ENOMEM;
+    *ret = kn_mem_alloc(p->c->dev, kind, n * sizeof(**ret));
+    int r = *ret ? 0 : -ENOMEM;
+    for (size_t i = 0, at = 0, cols; r == 0 && i < n_w; i++, at += cols) {
+        cols = model_w_cols(m, w[i]);
+        r = kn_mem_copy(p->c->dev, *ret + at, p->rows + at, cols * sizeof(**ret));
+    }
+    return r;
+}
+
+static int vectors(struct packer *p, const enum model_w *w, size_t n_w, unsigned layer, float **ret)
+{
+    return vectors_in(p, KN_MEM_DEVICE, w, n_w, layer, ret);
+}
+
+static int heads_vectors(struct packer *p, const enum model_w *w, size_t n_w, unsigned layer,
+                         float **ret)
+{
+    return vectors_in(p, KN_MEM_HEADS, w, n_w, layer, ret);
 }
 
 #define W(...)                                                                                     \
@@ -239,7 +262,7 @@ static int load_biases(struct packer *p, unsigned l, struct kn_moe *w)
 {
     const size_t n = p->c->cfg.experts.n, F = p->c->cfg.experts.F, D = p->c->cfg.D;
     int r = vectors(p, W(MODEL_ROUTER_BIAS), 1, l, &w->router_bias);
-    w->gate_up_bias = kn_mem_alloc(p->c->dev, KN_MEM_DEVICE, n * 2 * F * sizeof(*w->gate_up_bias));
+    w->gate_up_bias = kn_mem_alloc(p->c->dev, KN_MEM_HEADS, n * 2 * F * sizeof(*w->gate_up_bias));
     w->down_bias = kn_mem_alloc(p->c->dev, KN_MEM_DEVICE, n * D * sizeof(*w->down_bias));
     if (r == 0 && (!w->gate_up_bias || !w->down_bias)) r = -ENOMEM;
     if (r == 0) r = expert_biases(p, MODEL_EXPERT_GATE_BIAS, l, F, w->gate_up_bias, 2 * F);
@@ -257,6 +280,9 @@ static int load_experts(struct packer *p, unsigned l)
                       gate_up[] = {all_of(m, MODEL_SHARED_GATE, l), all_of(m, MODEL_SHARED_UP, l)},
                       down = all_of(m, MODEL_SHARED_DOWN, l);
     const bool weighed = e->shared_F && !e->scales_input;
+    const struct as as_router = {kn_mat_create_f32, KN_SPLIT_NONE},
+                    as_up = {kn_mat_create, KN_SPLIT_HEADS},
+                    as_down = {kn_mat_create, KN_SPLIT_SUM};
     *w = (struct kn_moe){.n = e->n,
                          .used = e->used,
                          .renorm = e->renorm,
@@ -265,18 +291,18 @@ static int load_experts(struct packer *p, unsigned l)
     w->gate_up = mem_zalloc(e->n * sizeof(struct kn_mat *));
     w->down = mem_zalloc(e->n * sizeof(struct kn_mat *));
     int r = w->gate_up && w->down ? 0 : -ENOMEM;
-    if (r == 0) r = pack_spans(p, kn_mat_create_f32, router, weighed ? 2 : 1, &w->router);
+    if (r == 0) r = pack_spans(p, as_router, router, weighed ? 2 : 1, &w->router);
     for (unsigned i = 0; r == 0 && i < e->n; i++) {
         const struct span both[] = {{MODEL_EXPERT_GATE, l, i * F, F},
                                     {MODEL_EXPERT_UP, l, i * F, F}},
                           back = {MODEL_EXPERT_DOWN, l, i * D, D};
-        r = pack_spans(p, kn_mat_create, both, 2, &w->gate_up[i]);
-        if (r == 0) r = pack_spans(p, kn_mat_create, &back, 1, &w->down[i]);
+        r = pack_spans(p, as_up, both, 2, &w->gate_up[i]);
+        if (r == 0) r = pack_spans(p, as_down, &back, 1, &w->down[i]);
     }
     if (r == 0 && e->biases) r = load_biases(p, l, w);
     if (r < 0 || e->shared_F == 0) return r;
-    r = pack_spans(p, kn_mat_create, gate_up, 2, &w->shared_gate_up);
-    return r < 0 ? r : pack_spans(p, kn_mat_create, &down, 1, &w->shared_down);
+    r = pack_spans(p, as_up, gate_up, 2, &w->shared_gate_up);
+    return r < 0 ? r : pack_spans(p, as_down, &down, 1, &w->shared_down);
 }
 
 static int rows_of(struct fus_linear *all, size_t row0, size_t n, struct fus_linear *ret)
@@ -292,13 +318,15 @@ static int load_qkv(struct packer *p, unsigned l, struct fus_layer *w)
 {
     const size_t HK = (size_t)p->c->cfg.H * p->c->cfg.K, GK = (size_t)p->c->cfg.G * p->c->cfg.K;
     if (kn_info(p->c->dev)->is_host) {
-        int r = pack(p, W(MODEL_K, MODEL_V), 2, l, &w->kv);
-        return r < 0 ? r : pack(p, W(MODEL_Q), 1, l, &w->q);
+        int r = pack(p, KN_SPLIT_HEADS, W(MODEL_K, MODEL_V), 2, l, &w->kv);
+        return r < 0 ? r : pack(p, KN_SPLIT_HEADS, W(MODEL_Q), 1, l, &w->q);
     }
-    int r = pack(p, W(MODEL_Q, MODEL_K, MODEL_V), 3, l, &w->qkv);
+    int r = pack(p, KN_SPLIT_HEADS, W(MODEL_Q, MODEL_K, MODEL_V), 3, l, &w->qkv);
     if (r == 0) r = rows_of(&w->qkv, 0, HK, &w->q);
     if (r == 0) r = rows_of(&w->qkv, HK, 2 * GK, &w->kv);
-    return r < 0 ? r : vectors(p, W(MODEL_Q_BIAS, MODEL_K_BIAS, MODEL_V_BIAS), 3, l, &w->qkv.bias);
+    return r < 0
+               ? r
+               : heads_vectors(p, W(MODEL_Q_BIAS, MODEL_K_BIAS, MODEL_V_BIAS), 3, l, &w->qkv.bias);
 }
 
 static bool is_mixed(const struct model_cfg *g, unsigned l)
@@ -323,19 +351,19 @@ static int load_layer(struct packer *p, unsigned l)
     const bool mixed = is_mixed(&p->c->cfg, l);
     struct fus_layer *w = &p->c->layer[l];
     int r = load_qkv(p, l, w);
-    if (r == 0) r = pack(p, W(MODEL_O), 1, l, &w->o);
+    if (r == 0) r = pack(p, KN_SPLIT_SUM, W(MODEL_O), 1, l, &w->o);
     if (r == 0 && mixed) r = load_experts(p, l);
-    if (r == 0 && !mixed) r = pack(p, W(MODEL_GATE, MODEL_UP), 2, l, &w->gu);
+    if (r == 0 && !mixed) r = pack(p, KN_SPLIT_HEADS, W(MODEL_GATE, MODEL_UP), 2, l, &w->gu);
     if (r == 0 && !mixed) kn_mat_inner(w->gu.w);
-    if (r == 0 && !mixed) r = pack(p, W(MODEL_DOWN), 1, l, &w->down);
+    if (r == 0 && !mixed) r = pack(p, KN_SPLIT_SUM, W(MODEL_DOWN), 1, l, &w->down);
     if (r == 0) r = load_norm(p, MODEL_NORM_ATTN, MODEL_NORM_ATTN_BIAS, l, &w->norm_attn);
     if (r == 0) r = load_norm(p, MODEL_NORM_FFN, MODEL_NORM_FFN_BIAS, l, &w->norm_ffn);
     if (r == 0) r = vectors(p, W(MODEL_POST_ATTN), 1, l, &w->post_attn);
     if (r == 0) r = vectors(p, W(MODEL_POST_FFN), 1, l, &w->post_ffn);
-    if (r == 0) r = vectors(p, W(MODEL_K_BIAS, MODEL_V_BIAS), 2, l, &w->kv.bias);
-    if (r == 0) r = vectors(p, W(MODEL_Q_BIAS), 1, l, &w->q.bias);
+    if (r == 0) r = heads_vectors(p, W(MODEL_K_BIAS, MODEL_V_BIAS), 2, l, &w->kv.bias);
+    if (r == 0) r = heads_vectors(p, W(MODEL_Q_BIAS), 1, l, &w->q.bias);
     if (r == 0) r = vectors(p, W(MODEL_O_BIAS), 1, l, &w->o.bias);
-    if (r == 0) r = vectors(p, W(MODEL_SINKS), 1, l, &w->sinks);
+    if (r == 0) r = heads_vectors(p, W(MODEL_SINKS), 1, l, &w->sinks);
     if (r == 0) r = vectors(p, W(MODEL_Q_NORM), 1, l, &w->q.norm);
     if (r == 0) r = vectors(p, W(MODEL_K_NORM), 1, l, &w->kv.norm);
     if (r == 0) r = unit_norm(p, l, &w->q.norm);
@@ -364,6 +392,9 @@ static double weights_of_layers(const struct model_cfg *g)
 static int load_weights(struct fus_core *c, const struct fus_core_opts *o)
 {
     struct packer p = {.c = c, .o = o};
+    const bool cut = c->cfg.V % kn_info(c->dev)->n_ranks == 0; /* else each makes all logits */
+    const struct as as_embed = {kn_mat_create_full, KN_SPLIT_NONE},
+                    as_head = {kn_mat_create_full, cut ? KN_SPLIT_VOCAB : KN_SPLIT_NONE};
     size_t widest = c->cfg.D > c->cfg.F ? c->cfg.D : c->cfg.F;
     if (widest < (size_t)c->cfg.H * c->cfg.K) widest = (size_t)c->cfg.H * c->cfg.K;
     p.cap = widest > (1u << 20) ? widest : 1u << 20; /* chosen: 4 MiB slices */
@@ -379,9 +410,9 @@ static int load_weights(struct fus_core *c, const struct fus_core_opts *o)
     }
     if (r == 0) r = load_norm(&p, MODEL_NORM_OUT, MODEL_NORM_OUT_BIAS, 0, &c->norm_out);
     if (r == 0 && !c->norm_out.w) r = -EBADMSG;
-    if (r == 0) r = pack_as(&p, kn_mat_create_full, W(MODEL_LM_HEAD), 1, 0, &c->lm_head);
+    if (r == 0) r = pack_as(&p, as_head, W(MODEL_LM_HEAD), 1, 0, &c->lm_head);
     if (r == 0 && !kn_info(c->dev)->is_host)
-        r = pack_as(&p, kn_mat_create_full, W(MODEL_EMBED), 1, 0, &c->embed);
+        r = pack_as(&p, as_embed, W(MODEL_EMBED), 1, 0, &c->embed);
     model_drop_pages(c->model);
     mem_free(p.rows);
     return r;
@@ -391,16 +422,20 @@ static int load_weights(struct fus_core *c, const struct fus_core_opts *o)
 static bool is_larger_than_file(const struct fus_core *c, const struct kn_dev_opts *o)
 {
     const unsigned bits = model_form(c->model, MODEL_O, 0).bits;
-    return !kn_info(c->dev)->is_host && o->weights != KN_WEIGHTS_FILE && (bits == 4 || bits == 8);
+    const bool may = !kn_info(c->dev)->is_host && kn_info(c->dev)->n_ranks == 1;
+    return may && o->weights != KN_WEIGHTS_FILE && (bits == 4 || bits == 8);
 }
 
 static int open_device(struct fus_core *c, const struct kn_dev_opts *opts, struct err *err)
 {
     const struct model_cfg *g = &c->cfg;
     const size_t HK = (size_t)g->H * g->K, GK = (size_t)g->G * g->K;
-    const struct kn_shape shapes[] = {
-        {HK + 2 * GK, g->D, false}, {2 * GK, g->D, false},          {HK, g->D, false},
-        {g->D, HK, false},          {2 * (size_t)g->F, g->D, true}, {g->D, g->F, false}};
+    const struct kn_shape shapes[] = {{HK + 2 * GK, g->D, false, KN_SPLIT_HEADS},
+                                      {2 * GK, g->D, false, KN_SPLIT_HEADS},
+                                      {HK, g->D, false, KN_SPLIT_HEADS},
+                                      {g->D, HK, false, KN_SPLIT_SUM},
+                                      {2 * (size_t)g->F, g->D, true, KN_SPLIT_HEADS},
+                                      {g->D, g->F, false, KN_SPLIT_SUM}};
     struct kn_dev_opts o = *opts;
     /* 512 rows: chosen, a prompt's block sizes without slowing the start-up much. */
     o.tune = (struct kn_tuning){shapes, sizeof(shapes) / sizeof(shapes[0]), 512, c->ctx_max, 0};
@@ -475,11 +510,13 @@ static uint64_t work_bytes(const struct fus_core *c)
     return rows * (ff + 12 * HK + 8 * GK + 8 * D) / 4 * 5 + (uint64_t)c->ctx_max * 8 * D;
 }
 
-/* Chosen: 7/8 of what is left, or what prefills leave of it. */
+/* Chosen: 7/8 of what is left, or what prefills leave of it; every rank of a group works with whole
+ * rows. */
 static uint64_t auto_bytes(const struct fus_core *c)
 {
     if (kn_info(c->dev)->is_host) return 0;
-    const uint64_t free_bytes = kn_dev_memory(c->dev).free_bytes, work = work_bytes(c);
+    const uint64_t free_bytes = kn_dev_memory(c->dev).free_bytes,
+                   work = work_bytes(c) * kn_info(c->dev)->n_ranks;
     const uint64_t most = free_bytes / 8 * 7;
     if (work >= free_bytes) return free_bytes / 8; /* long prompts will be told so */
     return free_bytes - work < most ? free_bytes - work : most;
@@ -505,7 +542,7 @@ static int make_pool(struct fus_core *c, uint64_t kv_bytes)
     const uint64_t n = want / page_bytes;
     if (n == 0 || n > INT32_MAX) return n == 0 ? -ENOMEM : -ERANGE;
     c->pool_bytes = n * page_bytes;
-    c->pool = kn_mem_alloc(c->dev, KN_MEM_DEVICE, c->pool_bytes);
+    c->pool = kn_mem_alloc(c->dev, KN_MEM_HEADS, c->pool_bytes);
     if (!c->pool) return -ENOMEM;
     c->free_page = mem_alloc(n * sizeof(*c->free_page));
     c->page_ref = mem_zalloc(n * sizeof(*c->page_ref));
@@ -588,23 +625,25 @@ void fus_core_share_pool(struct fus_core *c, const struct fus_lender *l, uint32_
 static void block_free(struct fus_core *c, struct fus_block *b)
 {
     kn_mem_free(c->dev, b->device);
+    kn_mem_free(c->dev, b->heads);
     kn_mem_free(c->dev, b->shared);
     *b = (struct fus_block){0};
 }
 
-int fus_core_take_block(struct fus_core *c, size_t device_bytes, size_t shared_bytes,
-                        struct fus_block *ret)
+int fus_core_take_block(struct fus_core *c, const struct fus_block *want, struct fus_block *ret)
 {
-    struct fus_block b = {NULL, NULL, device_bytes, shared_bytes};
+    struct fus_block b = *want;
     const struct fus_block *s = &c->spare;
-    if (s->device && s->device_bytes >= device_bytes && s->shared_bytes >= shared_bytes) {
+    if (s->device && s->device_bytes >= want->device_bytes && s->heads_bytes >= want->heads_bytes &&
+        s->shared_bytes >= want->shared_bytes) {
         *ret = c->spare;
         c->spare = (struct fus_block){0};
         return 0;
     }
-    b.device = kn_mem_alloc(c->dev, KN_MEM_DEVICE, device_bytes);
-    b.shared = kn_mem_alloc(c->dev, KN_MEM_HOST, shared_bytes);
-    if (!b.device || !b.shared) {
+    b.device = kn_mem_alloc(c->dev, KN_MEM_DEVICE, want->device_bytes);
+    b.heads = kn_mem_alloc(c->dev, KN_MEM_HEADS, want->heads_bytes);
+    b.shared = kn_mem_alloc(c->dev, KN_MEM_HOST, want->shared_bytes);
+    if (!b.device || !b.heads || !b.shared) {
         block_free(c, &b);
         return -ENOMEM;
     }
@@ -634,6 +673,24 @@ static int check_config(const struct model_cfg *g, struct err *err)
     return 0;
 }
 
+/* Whole KV heads, and equal shares of every width, a rank. */
+static int check_ranks(const struct fus_core *c, struct err *err)
+{
+    const struct model_cfg *g = &c->cfg;
+    const unsigned n = kn_info(c->dev)->n_ranks,
+                   width[] = {g->G, g->F, g->experts.F, g->experts.shared_F, g->experts.dense_F};
+    static const char *const name[] = {"KV heads", "feed-forward width", "width of an expert",
+                                       "width of the shared expert", "width of a dense layer"};
+    for (size_t i = 0; i < sizeof(width) / sizeof(width[0]); i++)
+        if (width[i] % n && !(i == 1 && g->experts.n))
+            return err_set(err, -ENOTSUP, "%u GPUs cannot share this model: %s %u (%s)", n, name[i],
+                           width[i], kn_info(c->dev)->device);
+    if (n > 1 && g->qk_norm_wide)
+        return err_set(err, -ENOTSUP,
+                       "%u GPUs cannot share this model: it norms all heads as one vector", n);
+    return 0;
+}
+
 /* What is Llama 4's alone. */
 static bool is_llama4(const struct model_cfg *g)
 {
@@ -658,6 +715,7 @@ int fus_core_create(const struct model *m, const struct fus_core_opts *o, struct
             "attention in chunks or with a temperature, and experts whose input is scaled, do "
             "not run on %s: use --device cpu",
             kn_info(c->dev)->device);
+    if (r == 0) r = check_ranks(c, err);
     if (r < 0) goto fail;
     c->layer_stride = kn_kv_layer_values(kn_info(c->dev)->kv, c->cfg.G, c->cfg.K);
     c->page_stride = c->layer_stride * c->cfg.L;
@@ -831,7 +889,7 @@ static int session_alloc(struct fus_core *c, uint32_t cap_tokens, struct fus_ses
     s->page = mem_alloc(s->n_pages * sizeof(*s->page));
     s->page_dev = s->page;
     if (!kn_info(c->dev)->is_host)
-        s->page_dev = kn_mem_alloc(c->dev, KN_MEM_DEVICE, s->n_pages * sizeof(*s->page));
+        s->page_dev = kn_mem_alloc(c->dev, KN_MEM_TABLE, s->n_pages * sizeof(*s->page));
     if (!s->page || !s->page_dev) {
         session_free(s);
         return -ENOMEM;

@@ -37,10 +37,11 @@ struct fus_layer {
     float *sinks;                        /* [H] or NULL */
 };
 
-/* Work memory of a prefill: one part that only operations touch, one that the host shares. */
+/* Work memory of a prefill: a part that only operations touch, one of rows of heads, one that the
+ * host shares. */
 struct fus_block {
-    char *device, *shared;
-    size_t device_bytes, shared_bytes;
+    char *device, *heads, *shared;
+    size_t device_bytes, heads_bytes, shared_bytes;
 };
 
 /* What decode steps keep. A device plays a step again and again (kn_replay), so all of it has its
@@ -99,8 +100,8 @@ int fus_session_pages_changed(struct fus_session *s); /* after `page` was writte
 uint32_t fus_pages_for(uint32_t n_tokens);
 void fus_page_share(struct fus_core *c, int32_t page); /* one session more holds it */
 void fus_page_give(struct fus_core *c, int32_t page);  /* one less */
-int fus_core_take_block(struct fus_core *c, size_t device_bytes, size_t shared_bytes,
-                        struct fus_block *ret);
+/* One of the sizes in *want, or more. */
+int fus_core_take_block(struct fus_core *c, const struct fus_block *want, struct fus_block *ret);
 void fus_core_give_block(struct fus_core *c, struct fus_block *b);
 
 /* ---- prefix_sharing.c ---- */

@@ -27,8 +27,9 @@ struct carver { /* hands out parts of a block; without a base it only counts */
 
 static void *carve(struct carver *c, size_t n, size_t size)
 {
+    enum { UNIT = 64 * KN_RANKS_MAX }; /* a rank's part begins so many times earlier */
     void *part = c->base ? c->base + c->at : NULL;
-    c->at += (n * size + 63) / 64 * 64;
+    c->at += (n * size + UNIT - 1) / UNIT * UNIT;
     return part;
 }
 
@@ -39,18 +40,22 @@ static size_t slice_max(const struct fus_prefill *f)
     return most < f->plan.n_tok ? most : f->plan.n_tok;
 }
 
-/* device: what only operations touch; shared: the host's, tok first. */
-static void lay_out(struct fus_prefill *f, struct carver *device, struct carver *shared)
+struct carvers {
+    struct carver device, heads, shared; /* shared: the host's, tok first */
+};
+
+static void lay_out(struct fus_prefill *f, struct carvers *c)
 {
+    struct carver *const device = &c->device, *const shared = &c->shared;
     const struct model_cfg *g = &f->core->cfg;
     const size_t T = f->plan.n_tok, HK = (size_t)g->H * g->K;
     const size_t n_keep = f->how->pass ? f->n_suffix : 0;
     struct pre_buffers *b = &f->b;
     b->emb = carve(device, T * g->D, 4);
     b->x = carve(device, T * g->D, 4);
-    b->keep_q = carve(device, n_keep * HK, 4);
-    b->keep_lse = carve(device, n_keep * g->H, 4);
-    b->att = carve(device, kn_info(f->core->dev)->is_host ? slice_max(f) * HK : 0, 4);
+    b->keep_q = carve(&c->heads, n_keep * HK, 4);
+    b->keep_lse = carve(&c->heads, n_keep * g->H, 4);
+    b->att = carve(&c->heads, kn_info(f->core->dev)->is_host ? slice_max(f) * HK : 0, 4);
     int32_t **const sent[] = {&b->tok, &b->pos_all, &b->pos, &b->ask, &b->slot, &b->from, &b->row};
     for (size_t i = 0; i < sizeof sent / sizeof *sent; i++)
         *sent[i] = carve(shared, T, 4);
@@ -69,14 +74,16 @@ static void lay_out(struct fus_prefill *f, struct carver *device, struct carver 
 
 static int make_block(struct fus_prefill *f)
 {
-    struct carver device = {0}, shared = {0};
+    struct carvers c = {0};
     f->n_logits = f->plan.n_tok - f->plan.logits_from;
-    lay_out(f, &device, &shared);
-    int r = fus_core_take_block(f->core, device.at, shared.at, &f->block);
+    lay_out(f, &c);
+    const struct fus_block want = {
+        .device_bytes = c.device.at, .heads_bytes = c.heads.at, .shared_bytes = c.shared.at};
+    int r = fus_core_take_block(f->core, &want, &f->block);
     if (r < 0) return r;
-    device = (struct carver){.base = f->block.device};
-    shared = (struct carver){.base = f->block.shared};
-    lay_out(f, &device, &shared);
+    c = (struct carvers){
+        {.base = f->block.device}, {.base = f->block.heads}, {.base = f->block.shared}};
+    lay_out(f, &c);
     for (uint32_t i = 0; i < f->plan.n_tok; i++)
         f->b.pos_all[i] = (int32_t)i;
     memset(f->b.bad, 0, f->n_capture * sizeof(*f->b.bad));
@@ -258,6 +265,7 @@ int fus_core_warm(struct fus_core *c, uint32_t n_tok)
     if (r == 0) r = fus_prefill_begin(s, &p, &f);
     if (r == 0) {
         mem_touch(f->block.device, f->block.device_bytes);
+        mem_touch(f->block.heads, f->block.heads_bytes);
         mem_touch(f->block.shared, f->block.shared_bytes);
     }
     fus_prefill_end(f); /* its block and its pages are the next to be taken */

@@ -58,9 +58,9 @@ static size_t add_pieces(const struct fus_prefill *f, struct pre_range *g, unsig
     struct kv_layer got;
     if (s->ops->ready && s->ops->ready(s->ctx, layer) != 1) return 0;
     if (s->ops->layer(s->ctx, layer, &got) < 0) return 0; /* it will say so again */
-    const size_t bytes = g->r.n * kn_row_bytes(got.dtype, cfg->G, cfg->K);
-    p[0] = (struct kn_piece){.from = got.k, .bytes = bytes};
-    p[1] = (struct kn_piece){.from = got.v, .bytes = bytes};
+    const size_t row = kn_row_bytes(got.dtype, cfg->G, cfg->K);
+    p[0] = (struct kn_piece){.from = got.k, .bytes = g->r.n * row, .row_bytes = row};
+    p[1] = (struct kn_piece){.from = got.v, .bytes = g->r.n * row, .row_bytes = row};
     *ret = got;
     return 2;
 }

@@ -117,7 +117,7 @@ static __device__ __forceinline__ void *at_out(const struct cu_attn &a, size_t v
 static __device__ __forceinline__ struct cu_attn at_sequence(struct cu_attn a, unsigned y)
 {
     if (!a.kv.each) return a;
-    a.kv.pages = a.kv.each[y].id;
+    a.kv.pages = a.kv.each[y].id + a.kv.each_shift;
     a.kv.n_pages = a.kv.each[y].n;
     a.m = a.kv.n_pages > 0;
     a.q += y * a.ldq;

@@ -16,6 +16,7 @@
 #include "kernels/cuda/replay.h"
 #include "kernels/cuda/rows.h"
 #include "kernels/cuda/stage.h"
+#include "kernels/cuda/team.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -483,21 +484,45 @@ static int run_rows(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, 
     return end_run(d, cancelled(cancel) ? -ECANCELED : fn(&d->stream, arg, 0, n_rows));
 }
 
+static struct recording *find_recording(struct kn_dev *d, uint64_t key)
+{
+    return replay_find(&d->replay, d->cu, key, d->n_moved);
+}
+
 /* The first run under a key prepares what one run is enough for: scratch, the products' calls, code
  * that the driver loads when it is first asked for. */
+static bool record_begin(struct kn_dev *d, uint64_t key)
+{
+    struct recording *x = find_recording(d, key);
+    const bool prepared = x->prepared;
+    x->prepared = true;
+    return prepared && !x->graph && replay_begin(&d->replay, d->cu);
+}
+
+static void record_end(struct kn_dev *d, uint64_t key, int status)
+{
+    replay_end(&d->replay, d->cu, find_recording(d, key), status);
+}
+
+static bool recorded(const struct kn_dev *d, uint64_t key)
+{
+    return replay_has(&d->replay, key, d->n_moved);
+}
+
+static int play(struct kn_dev *d, uint64_t key)
+{
+    atomic_fetch_add(&d->replay.n_played, 1);
+    return cu_play(d->cu, find_recording(d, key)->graph);
+}
+
 static int replay(struct kn_dev *d, uint64_t key, size_t n_rows, const atomic_bool *cancel,
                   kn_rows_fn fn, void *arg)
 {
-    struct recording *x = replay_find(&d->replay, d->cu, key, d->n_moved);
-    const bool prepared = x->prepared;
     cu_use(d->cu);
     if (cancelled(cancel)) return end_run(d, -ECANCELED);
-    x->prepared = true;
-    if (prepared && !x->graph && replay_begin(&d->replay, d->cu))
-        replay_end(&d->replay, d->cu, x, fn(&d->stream, arg, 0, n_rows));
-    if (!x->graph) return run_rows(d, n_rows, cancel, fn, arg);
-    atomic_fetch_add(&d->replay.n_played, 1);
-    return end_run(d, cu_play(d->cu, x->graph));
+    if (record_begin(d, key)) record_end(d, key, fn(&d->stream, arg, 0, n_rows));
+    if (!recorded(d, key)) return run_rows(d, n_rows, cancel, fn, arg);
+    return end_run(d, play(d, key));
 }
 
 /* Powers of two up to 32, then by 32: a step of few rows reads the weights in whatever time its
@@ -731,7 +756,8 @@ static struct cu_kv kv_of(const struct kn_dev *d, const struct kn_kv *kv, unsign
                           .n_pages = kv->n_pages,
                           .G = kv->G,
                           .K = kv->K,
-                          .each = kv->each};
+                          .each = kv->each,
+                          .each_shift = kv->each_shift};
 }
 
 static int kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, const int32_t *pos,
@@ -776,7 +802,9 @@ static int bring(struct kn_stream *st, const struct kn_stored *piece, size_t n, 
         if (cu_mem_is_device(&st->dev->gpu, *from)) continue;
         char *to = scratch(st, SLOT_STAGE, all); /* the same each time */
         if (!to) return -ENOMEM;
-        r = cu_copy(st->dev->cu, to + at, *from, bytes);
+        const size_t row = bytes / p->n, stride = p->stride ? p->stride : row;
+        r = stride == row ? cu_copy(st->dev->cu, to + at, *from, bytes)
+                          : cu_copy_rows(st->dev->cu, to + at, row, *from, stride, row, p->n);
         *from = to + at;
         at += (bytes + 63) / 64 * 64;
     }
@@ -801,8 +829,9 @@ static int open_drain(struct kn_dev *d)
     return r;
 }
 
-static int encode_rows(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n,
-                       size_t K, enum kn_dtype t, void *out, int *bad)
+/* Rows of out so many bytes apart. */
+static int encode_apart(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n,
+                        size_t K, enum kn_dtype t, void *out, size_t stride, int *bad)
 {
     struct kn_dev *d = st->dev;
     struct gpu_stream *own = cu_stream(d->cu);
@@ -815,9 +844,15 @@ static int encode_rows(struct kn_stream *st, const float *x, size_t ldx, size_t 
         const struct cu_rows some = {x + at * ldx, ldx, rows, n, NULL, 0, CU_F32, NULL};
         r = drain_room(&d->drain, own, rows * bytes, &room);
         if (r == 0) r = cu_encode(d->cu, &some, K, (enum cu_type)t, room, bad);
-        if (r == 0) r = drain_send(&d->drain, own, (char *)out + at * bytes);
+        if (r == 0) r = drain_send(&d->drain, own, (char *)out + at * stride, bytes, stride);
     }
     return r;
+}
+
+static int encode_rows(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n,
+                       size_t K, enum kn_dtype t, void *out, int *bad)
+{
+    return encode_apart(st, x, ldx, m, n, K, t, out, kn_row_bytes(t, n / K, K), bad);
 }
 
 static int deviation(struct kn_stream *st, const float *a, size_t lda, const int32_t *pos, size_t m,
@@ -994,6 +1029,30 @@ static int moe(struct kn_stream *st, const struct kn_moe *e, const float *h, siz
     return r < 0 ? r : cu_moe(d->cu, &g);
 }
 
+/* ---- as a rank of a group ---- */
+
+static void use(struct kn_dev *d)
+{
+    cu_use(d->cu);
+}
+
+static int clear(struct kn_stream *st, void *p, size_t bytes)
+{
+    return cu_clear(st->dev->cu, p, bytes);
+}
+
+static int create_team(struct kn_dev *const *rank, unsigned n, struct kn_team **ret,
+                       struct err *err)
+{
+    struct cu *cu[KN_RANKS_MAX];
+    int index[KN_RANKS_MAX];
+    for (unsigned i = 0; i < n; i++) {
+        cu[i] = rank[i]->cu;
+        index[i] = rank[i]->gpu.index;
+    }
+    return team_create(cu, index, n, ret, err);
+}
+
 static const struct kn_dev_ops dev_ops = {.destroy = destroy,
                                           .tune = tune,
                                           .mem_alloc = alloc_block,
@@ -1056,6 +1115,18 @@ static const struct kn_gpu_ops gpu_ops = {
     .product = product,
     .embed = embed,
 };
+static const struct kn_rank_ops rank_ops = {
+    .use = use,
+    .clear = clear,
+    .encode_rows = encode_apart,
+    .recorded = recorded,
+    .record_begin = record_begin,
+    .record_end = record_end,
+    .play = play,
+    .team_create = create_team,
+    .team_destroy = team_destroy,
+    .team_sum = team_sum,
+};
 
 int kn_cuda_create(const struct kn_dev_opts *o, const char *kind, int index,
                    struct kn_dev **ret_dev, struct err *err)
@@ -1066,7 +1137,7 @@ int kn_cuda_create(const struct kn_dev_opts *o, const char *kind, int index,
         return err_set(err, -EINVAL, "GEMM \"%s\" is not available here (available: cublaslt)", g);
     struct kn_dev *d = mem_zalloc(sizeof *d);
     if (!d) return err_set(err, -ENOMEM, "out of memory");
-    d->head.ops = (struct kn_ops){&dev_ops, &mat_ops, &run_ops, &row_ops, &gpu_ops};
+    d->head.ops = (struct kn_ops){&dev_ops, &mat_ops, &run_ops, &row_ops, &gpu_ops, &rank_ops};
     d->stream.dev = d;
     d->gpu.index = index;
     d->bf16 = o->arith == KN_ARITH_BF16 || (o->arith == KN_ARITH_AUTO && o->allow_bf16);
@@ -1091,6 +1162,7 @@ int kn_cuda_create(const struct kn_dev_opts *o, const char *kind, int index,
         .isa = "cuda",
         .gemm = gemm_name(d),
         .n_threads = 1,
+        .n_ranks = 1,
         .gemm_invariant = false, /* cuBLASLt may take another algorithm for other numbers of rows */
         .kv = d->bf16 ? KN_BF16 : KN_F32,
         .kv_value_bytes = d->bf16 ? 2 : 4,

@@ -51,10 +51,15 @@ int drain_room(struct drain *d, struct gpu_stream *from, size_t bytes, void **re
     return 0;
 }
 
-int drain_send(struct drain *d, struct gpu_stream *from, void *to)
+int drain_send(struct drain *d, struct gpu_stream *from, void *to, size_t row, size_t stride)
 {
     struct drain_group *g = &d->group[d->next % DRAIN_GROUPS];
-    const struct gpu_copy c = {to, d->base + d->at % DRAIN_BYTES, d->bytes};
+    const struct gpu_copy c = {.dst = to,
+                               .src = d->base + d->at % DRAIN_BYTES,
+                               .bytes = d->bytes,
+                               .row = stride == row ? 0 : row,
+                               .from = row,
+                               .to = stride};
     d->busy = true;
     int r = cu_event_record(d->g, g->written, from);
     if (r == 0) r = cu_stream_wait(d->g, d->stream, g->written);

@@ -35,8 +35,9 @@ int drain_init(struct drain *d, struct gpu *g, char *base);
 void drain_fini(struct drain *d); /* waits; accepts zeroed memory */
 /* Room for what `from` is given next to write, half of the ring at most. */
 int drain_room(struct drain *d, struct gpu_stream *from, size_t bytes, void **ret);
-/* What `from` was given has written it: to the host's memory with it. */
-int drain_send(struct drain *d, struct gpu_stream *from, void *to);
+/* What `from` was given has written it: to the host's memory with it, rows of so many bytes, so far
+ * apart there. */
+int drain_send(struct drain *d, struct gpu_stream *from, void *to, size_t row, size_t stride);
 int drain_wait(struct drain *d); /* all of it has arrived */
 
 #endif

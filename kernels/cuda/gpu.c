@@ -11,7 +11,7 @@ static void module_close(struct gpu *g)
 static int module_copy(struct gpu *g, struct gpu_stream *s, void *dst, const void *src,
                        size_t bytes)
 {
-    return cu_stream_copy(g, s, &(struct gpu_copy){dst, src, bytes}, 1);
+    return cu_stream_copy(g, s, &(struct gpu_copy){.dst = dst, .src = src, .bytes = bytes}, 1);
 }
 
 static const struct gpu_ops module_ops = {

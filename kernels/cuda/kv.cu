@@ -54,7 +54,7 @@ static __device__ __forceinline__ bool has_place(struct cu_kv &kv, const struct 
                                                  size_t row, int *fault)
 {
     if (kv.each) {
-        kv.pages = kv.each[row].id;
+        kv.pages = kv.each[row].id + kv.each_shift;
         kv.n_pages = kv.each[row].n;
         if (kv.n_pages == 0) return false;
     }

@@ -39,6 +39,9 @@ int cu_clear(struct cu *c, void *p, size_t bytes);
 /* Any direction. The host's pageable memory is read before the call returns and filled when it
  * does; pinned memory when the stream gets there. */
 int cu_copy(struct cu *c, void *dst, const void *src, size_t bytes);
+/* Rows of so many bytes, from row to row so far apart. */
+int cu_copy_rows(struct cu *c, void *dst, size_t to, const void *src, size_t from, size_t bytes,
+                 size_t n);
 int cu_sync(struct cu *c);
 
 /* What is queued between cu_record() and cu_recorded() does not run: it becomes a graph, of these

@@ -144,7 +144,10 @@ static int copy_each(cudaStream_t s, const struct gpu_copy *c, size_t n)
 {
     int r = 0;
     for (size_t i = 0; i < n && r == 0; i++)
-        r = code(cudaMemcpyAsync(c[i].dst, c[i].src, c[i].bytes, cudaMemcpyDefault, s));
+        r = code(c[i].row
+                     ? cudaMemcpy2DAsync(c[i].dst, c[i].to, c[i].src, c[i].from, c[i].row,
+                                         c[i].bytes / c[i].row, cudaMemcpyDefault, s)
+                     : cudaMemcpyAsync(c[i].dst, c[i].src, c[i].bytes, cudaMemcpyDefault, s));
     return r;
 }
 
@@ -182,8 +185,9 @@ int cu_stream_copy(struct gpu *g, struct gpu_stream *stream, const struct gpu_co
     use(g);
 #if defined(CUDART_VERSION) && CUDART_VERSION >= 12080
     static std::atomic<bool> refused;
-    for (; n > 1 && !refused; c += n < BATCH ? n : BATCH, n -= n < BATCH ? n : BATCH) {
-        int r = copy_some(s, c, n < BATCH ? n : BATCH);
+    for (size_t now; n > 1 && !c->row && !refused; c += now, n -= now) {
+        now = n < BATCH ? n : BATCH;
+        int r = copy_some(s, c, now);
         if (r == -EIO || r == -ENOMEM) return r;
         if (r == 0) continue;
         refused = true; /* a driver that does not know the call, or not for such memory */

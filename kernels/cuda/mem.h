@@ -27,11 +27,13 @@ int cu_stream_create(struct gpu *g, int priority, struct gpu_stream **ret);
 void cu_stream_destroy(struct gpu *g, struct gpu_stream *s); /* waits for what is queued */
 int cu_stream_sync(struct gpu *g, struct gpu_stream *s);
 int cu_stream_wait(struct gpu *g, struct gpu_stream *s, struct gpu_event *e);
-/* Many at once, in no order among each other. After an error none or some of them are queued. */
+/* Many at once, in no order among each other, all with gaps or none. After an error none or some of
+ * them are queued. */
 struct gpu_copy {
     void *dst;
     const void *src;
     size_t bytes;
+    size_t row, from, to; /* rows of so many bytes, so far apart in src and in dst; 0: no gaps */
 };
 int cu_stream_copy(struct gpu *g, struct gpu_stream *s, const struct gpu_copy *c, size_t n);
 int cu_event_create(struct gpu *g, struct gpu_event **ret);

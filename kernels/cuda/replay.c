@@ -29,6 +29,16 @@ struct recording *replay_find(struct replay *r, struct cu *c, uint64_t key, uint
     return x;
 }
 
+bool replay_has(const struct replay *r, uint64_t key, uint64_t n_moved)
+{
+    bool has = false;
+    for (size_t i = 0; i < REPLAY_MAX; i++) {
+        const struct recording *x = &r->at[i];
+        has |= x->used && x->key == key && x->graph && x->n_moved == n_moved;
+    }
+    return has;
+}
+
 bool replay_begin(struct replay *r, struct cu *c)
 {
     if (atomic_load(&r->refused)) return false;

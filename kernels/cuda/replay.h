@@ -26,6 +26,8 @@ struct replay {
 };
 /* The place of that key. Its graph is of use, or NULL; n_moved: times that scratch has moved. */
 struct recording *replay_find(struct replay *r, struct cu *c, uint64_t key, uint64_t n_moved);
+/* It can be played as things are. */
+bool replay_has(const struct replay *r, uint64_t key, uint64_t n_moved);
 bool replay_begin(struct replay *r, struct cu *c);
 /* status: of what was queued in between. Sets x->graph if there is one. */
 void replay_end(struct replay *r, struct cu *c, struct recording *x, int status);

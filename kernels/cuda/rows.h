@@ -53,7 +53,8 @@ struct cu_kv { /* of one layer; page p: K [G, P, K], then V [G, P, K] */
     size_t n_pages;
     unsigned G, K;
     const struct kn_pages
-        *each; /* not NULL: row i is of a sequence of its own, of n_pages at most */
+        *each;            /* not NULL: row i is of a sequence of its own, of n_pages at most */
+    ptrdiff_t each_shift; /* as of struct kn_kv */
 };
 struct cu_rotation {     /* of m rows */
     struct kn_rope rope; /* n_rot 0: none */

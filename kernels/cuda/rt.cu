@@ -138,6 +138,14 @@ int cu_copy(struct cu *c, void *dst, const void *src, size_t bytes)
     return cu_failed(c, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, c->stream));
 }
 
+int cu_copy_rows(struct cu *c, void *dst, size_t to, const void *src, size_t from, size_t bytes,
+                 size_t n)
+{
+    if (c->lost) return -EIO;
+    return cu_failed(
+        c, cudaMemcpy2DAsync(dst, to, src, from, bytes, n, cudaMemcpyDefault, c->stream));
+}
+
 int cu_sync(struct cu *c)
 {
     if (c->lost) return -EIO;

@@ -75,7 +75,9 @@ int stage_begin(struct stage *s, struct kn_piece *p, size_t n, uint64_t *ret_tur
     }
     for (size_t i = 0; i < n && r == 0; i++) {
         if (p[i].at == p[i].from) continue;
-        c[m++] = (struct gpu_copy){(void *)(uintptr_t)p[i].at, p[i].from, p[i].bytes};
+        const size_t row = p[i].stride ? p[i].row_bytes : 0;
+        c[m++] = (struct gpu_copy){
+            (void *)(uintptr_t)p[i].at, p[i].from, p[i].bytes, row, p[i].stride, row};
         if (m == STAGE_COPIES) r = copy(s, c, &m);
     }
     if (r == 0) r = copy(s, c, &m);

@@ -183,6 +183,41 @@ def test_each_gpu_has_a_worker():
         assert out.count("ready at unix:") == 2, out
 
 
+# ---- several GPUs as one ----
+
+EIGHT = dict(ENV, KVBLEND_HOSTCUDA_DEVICES="8", KVBLEND_NCCL=os.path.join(KERNELS, "libkn_hostcuda.so"))
+
+
+def test_a_model_in_two_gpus():
+    """Its worker answers as one with a GPU does, blends, plays recordings, and keeps its records in RAM."""
+    said = []
+    for device in ("hostcuda", "hostcuda:2+5"):
+        with worker("--device", device, "--ram", "64MiB", "--guard", "0", "--kv-pages", "8MiB", env=EIGHT) as p:
+            build(p, [1, 2])
+            ask(p, parts([2, 1], mode="full"))
+            said.append([ask(p, parts([1, 2], max_tokens=8)),
+                         ask(p, parts([2, 1], max_tokens=8, mode="blend", strategy="hkvd", ratio=0.3))])
+            tiers = [t["tier"] for t in p.get("/admin/tiers").json()["data"]]
+            assert ("gpu" in tiers) == (device == "hostcuda"), tiers
+            assert p.metric("kvblend_device_replays_total") > 0
+    for one, two in zip(*said):
+        assert sources(two) == ["ram"] * 2, two["kvblend"]
+        assert one["choices"][0]["message"] == two["choices"][0]["message"], (one, two)
+
+
+def test_each_pair_has_a_worker():
+    with gateway("--device", "hostcuda:0+1,2+3", "--ram", "128MiB", "--guard", "0", env=EIGHT) as g:
+        assert devices_of(all_ready(g, 2)) == ["hostcuda:0+1", "hostcuda:2+3"]
+        assert g.post(CHAT, parts([1])).status == 200
+
+
+def test_a_group_without_nccl_says_so():
+    one = Program([KVBLEND, "--listen", "127.0.0.1:0", "--model", tiny_model(), "--device", "hostcuda:0+1"],
+                  dict(EIGHT, KVBLEND_NCCL="/nowhere/libnccl.so"))
+    with one:
+        assert one.proc.wait(60) == 1 and "need NCCL" in one.log(), one.log()
+
+
 def ends(env, *args):
     with Program([KVBLEND, "--listen", "127.0.0.1:0", "--model", tiny_model(), *args], env) as p:
         assert p.proc.wait(60) == 1, p.log()

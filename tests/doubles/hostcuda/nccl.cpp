@@ -4,6 +4,7 @@
 #include "tests/doubles/hostcuda/hostcuda.h"
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -26,8 +27,7 @@ struct Call {
     size_t n;
     cudaStream_t stream;
 };
-static thread_local std::vector<Call> calls; /* since ncclGroupStart() */
-static thread_local bool groups;
+static thread_local std::vector<Call> *calls; /* since ncclGroupStart(); NULL: outside */
 
 EXPORT int ncclCommInitAll(ncclComm **comm, int n, const int *devices)
 {
@@ -55,19 +55,19 @@ EXPORT const char *ncclGetErrorString(int code)
 
 EXPORT int ncclGroupStart()
 {
-    groups = true;
+    if (!calls) calls = new std::vector<Call>;
     return SUCCESS;
 }
 
 EXPORT int ncclAllReduce(const void *from, void *to, size_t n, int type, int op, ncclComm *comm,
                          cudaStream_t stream)
 {
-    if (!groups) misuse("one thread sums for several devices outside of a group of calls");
+    if (!calls) misuse("one thread sums for several devices outside of a group of calls");
     if (type != FLOAT32 || op != SUM) return INVALID_ARGUMENT;
     const int own = comm->clique->device[comm->rank];
     if (device_of(from) != own || device_of(to) != own || device_of(stream) != own)
         misuse("a sum of another device's memory, or on its stream");
-    calls.push_back({comm, static_cast<const float *>(from), static_cast<float *>(to), n, stream});
+    calls->push_back({comm, static_cast<const float *>(from), static_cast<float *>(to), n, stream});
     return SUCCESS;
 }
 
@@ -84,10 +84,10 @@ static void add_up(const std::vector<Call> &all)
 
 EXPORT int ncclGroupEnd()
 {
-    const std::vector<Call> all = calls;
+    const std::unique_ptr<std::vector<Call>> group(std::exchange(calls, nullptr));
+    if (!group) return SUCCESS;
+    const std::vector<Call> &all = *group;
     std::vector<cudaStream_t> streams;
-    calls.clear();
-    groups = false;
     for (size_t i = 0; i < all.size(); i++) {
         if (all[i].comm->clique != all[0].comm->clique || all[i].comm->rank != i ||
             all[i].n != all[0].n)

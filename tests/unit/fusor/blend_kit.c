@@ -190,6 +190,27 @@ const struct tiny_opts kit_layers[KIT_LAYERS] = {
     {.L = 4, .layernorm = true, .qkv_bias = true, .n_rot = 4, .logit_scale = 0.5f},
 };
 
+static unsigned rounded_up(unsigned n, unsigned by)
+{
+    return (n + by - 1) / by * by;
+}
+
+/* As a group of GPUs ("hostcuda:0+1") can have it: shapes that its ranks divide. */
+static void share_out(struct tiny_opts *o, const char *device)
+{
+    unsigned n = 1;
+    for (const char *p = device; p && (p = strchr(p, '+')) != NULL; p++)
+        n++;
+    if (n == 1) return;
+    const unsigned G = o->G ? o->G : 2, H = o->H ? o->H : 4;
+    o->G = rounded_up(G, n);
+    o->H = H / G * o->G;
+    if (o->F) o->F = rounded_up(o->F, n);
+    o->experts.F = rounded_up(o->experts.F, n);
+    o->experts.shared_F = rounded_up(o->experts.shared_F, n);
+    o->qk_norm_wide = false;
+}
+
 void kit_open(struct kit *k, const struct tiny_opts *o, uint64_t kv_tokens)
 {
     struct err err = {0};
@@ -209,6 +230,7 @@ void kit_open(struct kit *k, const struct tiny_opts *o, uint64_t kv_tokens)
     } else if (experts) { /* the same with experts, one of them shared */
         mixed.experts = (struct model_experts){8, 3, 20, 12, .renorm = o->qkv_bias};
     }
+    share_out(&mixed, getenv("KVBLEND_TEST_DEVICE"));
     ASSERT_OK(tiny_model_create(&mixed, &k->m));
     k->cfg = model_config(k->m);
     const uint64_t page =

@@ -521,14 +521,17 @@ TEST(workers_of_several_gpus_share_budgets)
 TEST(devices_have_a_form)
 {
     struct gw_config *c;
-    static const char *const bad[] = {"cuda:x",  "cuda:",     "cuda:0,0", "cuda:0,", "cuda:-1",
-                                      "cuda:1x", "cuda:0 1",  "gpu",      "cpu:0",   "auto:0",
+    static const char *const bad[] = {"cuda:0+", "cuda:0+0",  "cuda:+1",  "cuda:0+1,1", "cuda:0++1",
+                                      "cuda:x",  "cuda:",     "cuda:0,0", "cuda:0,",    "cuda:-1",
+                                      "cuda:1x", "cuda:0 1",  "gpu",      "cpu:0",      "auto:0",
                                       "cuda0",   "cuda:1000", "",         "cuda,0"};
-    static const char *const good[] = {"auto", "cpu", "cuda", "cuda:0", "cuda:0,1,3", "cuda:999"};
+    static const char *const good[] = {"auto",       "cpu",      "cuda",     "cuda:0",
+                                       "cuda:0,1,3", "cuda:999", "cuda:0+1", "cuda:0+1,2+3,7"};
     char *env[] = {NULL}, *two[] = {"KVBLEND_WORKER_COUNT=2", NULL};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         ASSERT_ERR(load(&c, env, "--device", bad[i]), -EINVAL);
-        ASSERT_TRUE(strstr(buf_cstr(&problems), "--device: expected auto|cpu|cuda[:N,…], found"));
+        ASSERT_TRUE(
+            strstr(buf_cstr(&problems), "--device: expected auto|cpu|cuda[:N[+N…],…], found"));
     }
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
         ASSERT_OK(load(&c, env, "--device", good[i]));
