@@ -1,6 +1,6 @@
-/* The sums of a group's ranks, by NCCL, which is loaded when a group is made: nothing else needs
- * it. Its ABI is stable in what is used here (version 2); one thread calls for all ranks, between
- * ncclGroupStart() and ncclGroupEnd(), on their streams. */
+/* The sums of a group's ranks, by NCCL, which is loaded when a group is made, and stays: nothing
+ * else needs it. Its ABI is stable in what is used here (version 2); one thread calls for all
+ * ranks, between ncclGroupStart() and ncclGroupEnd(), on their streams. */
 #include "kernels/cuda/team.h"
 
 #include "base/mem.h"
@@ -75,7 +75,6 @@ void team_destroy(struct kn_team *t)
     if (!t) return;
     for (unsigned i = 0; i < t->n; i++)
         (void)t->destroy(t->comm[i]);
-    if (t->lib) (void)dlclose(t->lib);
     mem_free(t);
 }
 

@@ -36,7 +36,7 @@ bool group_is_heads(const struct kn_dev *d, const void *p)
 
 static int more_areas(struct kn_dev *d)
 {
-    const size_t n = d->n_areas ? 2 * d->n_areas : 64;
+    const size_t n = d->n_areas ? 2 * d->n_areas : 2 * GROUP_MEMORY;
     struct group_area *a = mem_realloc(d->area, n * sizeof *a);
     if (!a) return -ENOMEM;
     memset(a + d->n_areas, 0, (n - d->n_areas) * sizeof *a);
@@ -45,14 +45,15 @@ static int more_areas(struct kn_dev *d)
     return 0;
 }
 
-void *group_area_add(struct kn_dev *d, enum group_area_kind kind, char *const *base, uint64_t turn)
+/* A new area's address; NULL: out of memory. */
+static void *add_area(struct kn_dev *d, enum group_area_kind kind, char *const *base)
 {
-    size_t i = GROUP_TABLES + 1;
+    size_t i = GROUP_MEMORY;
     while (i < d->n_areas && d->area[i].kind != AREA_FREE)
         i++;
     if (i >= d->n_areas && more_areas(d) < 0) return NULL;
     struct group_area *a = &d->area[i];
-    *a = (struct group_area){.kind = kind, .turn = turn};
+    *a = (struct group_area){.kind = kind};
     memcpy(a->base, base, d->n * sizeof *base);
     return group_address(i, 0);
 }
@@ -100,7 +101,7 @@ static void *mem_alloc_of(struct kn_dev *d, enum kn_mem kind, size_t bytes)
     if (kind == KN_MEM_TABLE) return alloc_table(d, bytes);
     if (bytes >> GROUP_AREA_BIT) return NULL;
     if (alloc_each(d, heads ? (bytes + d->n - 1) / d->n : bytes, base) < 0) return NULL;
-    void *p = group_area_add(d, heads ? AREA_HEADS : AREA_WHOLE, base, 0);
+    void *p = add_area(d, heads ? AREA_HEADS : AREA_WHOLE, base);
     if (!p) free_each(d, base);
     return p;
 }
@@ -316,40 +317,52 @@ static int sync_stream(struct kn_stream *st)
 
 /* ---- stored KV on its way ---- */
 
-static int room_for_pieces(struct kn_dev *d, size_t n)
+/* The pieces' areas are free again. */
+static void drop_pieces(struct kn_dev *d, uint64_t turn)
 {
-    struct kn_piece *p = n > d->piece_cap ? mem_realloc(d->piece, 2 * n * sizeof *p) : d->piece;
-    if (!p) return -ENOMEM;
-    d->piece = p;
-    if (n > d->piece_cap) d->piece_cap = 2 * n;
-    return 0;
+    for (size_t i = GROUP_PIECES; i < GROUP_MEMORY; i++)
+        if (d->area[i].turn == turn) d->area[i] = (struct group_area){0};
 }
 
 static void unstage(struct kn_dev *d, uint64_t turn)
 {
     struct group_turn *t = &d->turn[turn % GROUP_TURNS];
     ASSERT(t->open);
-    for (size_t i = 0; i < d->n_areas; i++)
-        if (d->area[i].turn == turn) d->area[i] = (struct group_area){0};
+    drop_pieces(d, turn);
     for (unsigned i = 0; i < d->n; i++)
         if (t->rank[i]) d->ops->gpu->unstage(d->rank[i], t->rank[i]);
     *t = (struct group_turn){0};
 }
 
-/* Rank i's heads of the pieces, and where they will be: base[j * KN_RANKS_MAX + i] of piece j. */
-static int stage_rank(struct kn_dev *d, unsigned i, const struct kn_piece *p, size_t n,
-                      struct group_area *place, uint64_t *ret_turn)
+/* An area for each piece, whose places are not known yet. */
+static int name_pieces(struct kn_dev *d, struct kn_piece *p, size_t n, uint64_t turn)
 {
+    size_t j = 0;
+    for (size_t i = GROUP_PIECES; j < n && i < GROUP_MEMORY; i++) {
+        if (d->area[i].kind != AREA_FREE) continue;
+        d->area[i] = (struct group_area){.kind = AREA_HEADS, .turn = turn};
+        p[j++].at = group_address(i, 0);
+    }
+    if (j == n) return 0;
+    drop_pieces(d, turn);
+    return -EAGAIN;
+}
+
+/* Rank i's heads of the pieces, on their way. */
+static int stage_rank(struct kn_dev *d, unsigned i, const struct kn_piece *p, size_t n,
+                      uint64_t *ret_turn)
+{
+    struct kn_piece own[GROUP_MEMORY - GROUP_PIECES];
     for (size_t j = 0; j < n; j++) {
         const size_t share = p[j].row_bytes / d->n;
-        d->piece[j] = (struct kn_piece){.from = (const char *)p[j].from + i * share,
-                                        .bytes = p[j].bytes / d->n,
-                                        .row_bytes = share,
-                                        .stride = p[j].row_bytes};
+        own[j] = (struct kn_piece){.from = (const char *)p[j].from + i * share,
+                                   .bytes = p[j].bytes / d->n,
+                                   .row_bytes = share,
+                                   .stride = p[j].row_bytes};
     }
-    int r = d->ops->gpu->stage(d->rank[i], d->piece, n, ret_turn);
+    int r = d->ops->gpu->stage(d->rank[i], own, n, ret_turn);
     for (size_t j = 0; r == 0 && j < n; j++)
-        place[j].base[i] = (char *)(uintptr_t)d->piece[j].at;
+        d->area[group_area_of(p[j].at)].base[i] = (char *)(uintptr_t)own[j].at;
     return r;
 }
 
@@ -359,15 +372,12 @@ static int stage(struct kn_dev *d, struct kn_piece *p, size_t n, uint64_t *ret_t
     struct group_turn *t = &d->turn[turn % GROUP_TURNS];
     if (t->open) return -EAGAIN;
     for (size_t j = 0; j < n; j++)
-        if (group_owns(p[j].from) || p[j].row_bytes % d->n || !p[j].row_bytes) return -EINVAL;
-    struct group_area *place = mem_zalloc(n * sizeof *place + 1);
-    int r = place ? room_for_pieces(d, n) : -ENOMEM;
+        if (group_owns(p[j].from) || !p[j].row_bytes || p[j].row_bytes % d->n) return -EINVAL;
+    int r = name_pieces(d, p, n, turn);
+    if (r < 0) return r;
     t->open = true;
     for (unsigned i = 0; r == 0 && i < d->n; i++)
-        r = stage_rank(d, i, p, n, place, &t->rank[i]);
-    for (size_t j = 0; r == 0 && j < n; j++)
-        if (!(p[j].at = group_area_add(d, AREA_HEADS, place[j].base, turn))) r = -ENOMEM;
-    mem_free(place);
+        r = stage_rank(d, i, p, n, &t->rank[i]);
     if (r < 0) {
         unstage(d, turn);
         return r;
@@ -467,7 +477,7 @@ static int tune_each(struct kn_dev *d, const struct kn_tuning *t)
 
 static void destroy_group(struct kn_dev *d)
 {
-    for (size_t i = GROUP_TABLES + 1; i < d->n_areas; i++)
+    for (size_t i = GROUP_PIECES; i < d->n_areas; i++)
         ASSERT(d->area[i].kind == AREA_FREE); /* a caller forgot its memory */
     if (d->n_areas) free_each(d, d->area[GROUP_TABLES].base);
     if (d->team) d->ops->rank->team_destroy(d->team);
@@ -475,7 +485,6 @@ static void destroy_group(struct kn_dev *d)
         kn_dev_destroy(d->rank[i]);
     mem_free(d->area);
     mem_free(d->table_units);
-    mem_free(d->piece);
     mem_free(d);
 }
 

@@ -20,10 +20,14 @@
 #define GROUP_MARK ((uintptr_t)1 << 62) /* no address of a process, nor of a device */
 enum {
     GROUP_AREA_BIT = 40,
-    GROUP_TABLES = KN_SLOTS,      /* the area of KN_MEM_TABLE; in front of it scratch */
     GROUP_TABLE_BYTES = 16 << 20, /* chosen: page tables of 268 million tokens */
     GROUP_TABLE_UNIT = 256,
-    GROUP_TURNS = 64 /* of kn_stage() at once, as the ranks */
+    GROUP_TURNS = 64, /* of kn_stage() at once, as the ranks */
+};
+enum {                          /* areas: scratch slots, then */
+       GROUP_TABLES = KN_SLOTS, /* KN_MEM_TABLE, then pieces of kn_stage(), */
+       GROUP_PIECES = GROUP_TABLES + 1,
+       GROUP_MEMORY = GROUP_PIECES + 512 /* chosen: 64 ranges of four layers; then all else */
 };
 
 enum group_area_kind { AREA_FREE, AREA_WHOLE, AREA_HEADS, AREA_EITHER /* scratch */ };
@@ -57,8 +61,6 @@ struct kn_dev {
     uint32_t *table_units; /* [GROUP_TABLE_BYTES / UNIT] at a table's first unit its length */
     struct group_turn turn[GROUP_TURNS];
     uint64_t next_turn;
-    struct kn_piece *piece; /* room for a rank's */
-    size_t piece_cap;
 };
 
 struct kn_mat { /* as struct kn_mat_head */
@@ -93,9 +95,6 @@ static inline size_t group_offset(const void *p)
 void *group_whole(const struct kn_dev *d, unsigned r, const void *p);
 void *group_share(const struct kn_dev *d, unsigned r, const void *p);
 bool group_is_heads(const struct kn_dev *d, const void *p);
-/* A new area's address; NULL: out of memory. */
-void *group_area_add(struct kn_dev *d, enum group_area_kind kind, char *const *base, uint64_t turn);
-
 /* Operations, ops.c; weights, mat.c. */
 extern const struct kn_row_ops group_row_ops;
 extern const struct kn_mat_ops group_mat_ops;
