@@ -726,8 +726,8 @@ TEST(order_of_chunks_does_not_touch_the_store)
     struct result first, again;
     prompt_init(&p, &k, "SAgBgCq");
     check_blend(&p, POL_QUERY, 0.15f, &first);
-    float *copy = mem_alloc((size_t)k.cfg->L * 64 * 32 * sizeof(float));
     const size_t bytes = (size_t)k.cfg->L * 64 * k.cfg->G * k.cfg->K * sizeof(float);
+    float *copy = mem_alloc(bytes);
     memcpy(copy, p.chunk[1].k, bytes);
     struct prompt other;
     prompt_init(&other, &k, "SCgBgAq");
