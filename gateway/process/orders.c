@@ -18,11 +18,20 @@ bool gw_orders_one(const struct gw_req *q)
     return q->want.worker || gw_fleet_count_kinds(q->loop->server->fleet).workers < 2;
 }
 
+/* A client's key is charged as where it is relayed; what has no prompt never waits for a turn. */
+static bool is_let_in(struct gw_req *q)
+{
+    if (q->route->props & GW_R_ADMIN) return true;
+    if (gw_admission_enter(q) != GW_ADMISSION_RUNS) return false;
+    q->limit.sent = true;
+    return true;
+}
+
 void gw_order(struct gw_req *q)
 {
     if (gw_orders_one(q))
         gw_read_begin(q);
-    else
+    else if (is_let_in(q))
         gw_gather(q);
 }
 

@@ -248,6 +248,23 @@ def test_orders_reach_every_worker():
         assert ctl("clear", "--yes") == "4 records dropped\n" and of("records") == [0, 0]
 
 
+def test_what_goes_to_all_is_the_callers_own():
+    keys = "a rpm=5 namespace=one", "b namespace=two"
+    with gateway("--worker-count", "2", "--ram", "64MiB", "--threads", "1", "--api-key", keys[0], "--api-key", keys[1]) as g:
+        ready(g, 2)
+        a, b = ({"Authorization": f"Bearer {k}"} for k in "ab")
+        r = g.post("/v1/segments", {"texts": [doc(0)]}, headers=a)
+        assert r.status == 200, r.body
+        path = "/v1/segments/" + r.json()["data"][0]["id"]
+
+        def status(method, key, **more):
+            return g.request(method, path, headers=dict(key, **more)).status
+        asked = [("GET", b), ("DELETE", b), ("GET", a), ("DELETE", a), ("GET", a)]
+        assert [status(*x) for x in asked] == [404, 404, 200, 200, 404]
+        assert status("GET", b, **{"X-KVBlend-Namespace": "one"}) == 404  # a key's namespace is not the client's to choose
+        assert [status("DELETE", a) for _ in range(2)] == [404, 429]  # each counts once
+
+
 def test_a_silent_worker_is_named():
     with gateway("--worker-count", "2", "--ram", "64MiB", "--first-byte-timeout", "5s") as g:
         ready(g, 2)
