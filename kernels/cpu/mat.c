@@ -270,11 +270,10 @@ static size_t columns_at(const struct gemm_par *g, size_t i)
 /* One tile of rows of one product. */
 static int columns_item(struct kn_stream *st, void *arg, size_t item)
 {
+#if defined(__x86_64__) /* elsewhere there are no tiles, so none comes */
     const struct gemm_par *g = arg;
     const size_t i = item / KN_COLUMN_TILES, row = item % KN_COLUMN_TILES * KN_COLUMNS;
     const struct kn_gemm_args *a = &g->a[i];
-    (void)st;
-#if defined(__x86_64__)
     if (by_columns(a->w, a->m) && row < a->m)
         kn_amx_columns(a->a + row * a->lda, a->lda, a->m - row, a->w->k,
                        g->columns + columns_at(g, i) + row * a->w->k * 2);
