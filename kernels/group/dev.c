@@ -248,18 +248,14 @@ static void record(struct kn_dev *d, uint64_t key, size_t n_rows, kn_rows_fn fn,
     }
 }
 
-struct play {
-    uint64_t key;
-};
-
 static int play(struct kn_stream *st, void *arg, size_t row0, size_t n_rows)
 {
-    const struct play *p = arg;
+    const uint64_t *key = arg;
     struct kn_dev *d = st->dev;
     int r = 0;
     for (unsigned i = 0; r == 0 && i < d->n; i++) {
         d->ops->rank->use(d->rank[i]);
-        r = d->ops->rank->play(d->rank[i], p->key);
+        r = d->ops->rank->play(d->rank[i], *key);
     }
     return r;
 }
@@ -267,10 +263,9 @@ static int play(struct kn_stream *st, void *arg, size_t row0, size_t n_rows)
 static int replay(struct kn_dev *d, uint64_t key, size_t n_rows, const atomic_bool *cancel,
                   kn_rows_fn fn, void *arg)
 {
-    struct play p = {key};
     if (!all_recorded(d, key) && !(cancel && atomic_load(cancel))) record(d, key, n_rows, fn, arg);
     if (!all_recorded(d, key)) return run_each(d, n_rows, cancel, fn, arg);
-    return run_each(d, n_rows, cancel, play, &p);
+    return run_each(d, n_rows, cancel, play, &key);
 }
 
 static size_t replay_rows(const struct kn_dev *d, size_t n)

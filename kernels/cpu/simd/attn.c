@@ -250,7 +250,7 @@ static void unpack_k(struct page8 from, size_t K, float *out)
         const vf step = q8_steps(from.top + key);
         const int8_t *q = from.code + key / PAGE8_KEYS * PAGE8_KEYS * K + key % PAGE8_KEYS;
         for (size_t d = 0; d < K; d++)
-            vf_store(out + d * P + key, vf_mul(q8_load(q + d * PAGE8_KEYS), step));
+            vf_store(out + d * P + key, vf_mul(vf_from_i8(q + d * PAGE8_KEYS), step));
     }
 }
 
@@ -264,7 +264,7 @@ static void unpack_v(struct page8 from, size_t K, float *out)
         float *to = out + key * K;
         size_t d = 0;
         for (; d + VL <= K; d += VL)
-            vf_store(to + d, vf_mul(q8_load(q + d), vf_set1(step[key])));
+            vf_store(to + d, vf_mul(vf_from_i8(q + d), vf_set1(step[key])));
         if (d < K) vf_storen(to + d, vf_mul(q8_loadn(q + d, K - d), vf_set1(step[key])), K - d);
     }
 }

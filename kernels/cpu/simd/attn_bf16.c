@@ -252,7 +252,7 @@ static void unpack_k(const struct chunk *c, struct page8 from)
     for (size_t key = 0; key < P; key += VL)
         vf_store(c->k_step + key, q8_steps(from.top + key));
     for (size_t u = 0; u < KEY_TILES * c->K / 2; u++, q += 2 * AMX_COLS)
-        store_codes(c->k + u * AMX_COLS, q8_load(q), q8_load(q + AMX_COLS));
+        store_codes(c->k + u * AMX_COLS, vf_from_i8(q), vf_from_i8(q + AMX_COLS));
 }
 
 /* Steps behind the last key that any row sees are 0: they may not have been written. */
@@ -266,7 +266,7 @@ static void unpack_v(const struct chunk *c, struct page8 from, int n_keys)
         pair *to = c->v + d * KEY_PAIRS;
         for (size_t u = 0; u < KEY_PAIRS; u++, q += 2 * c->K)
             if (w == AMX_COLS)
-                store_codes(to + u * AMX_COLS, q8_load(q), q8_load(q + c->K));
+                store_codes(to + u * AMX_COLS, vf_from_i8(q), vf_from_i8(q + c->K));
             else
                 store_codes(to + u * AMX_COLS, q8_loadn(q, w), q8_loadn(q + c->K, w));
     }

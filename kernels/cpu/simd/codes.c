@@ -30,7 +30,7 @@ VF_INLINE void step_bytes(const struct codes_form f, const uint8_t *codes, const
 #pragma GCC unroll 2
             for (int v = 0; v < NV; v++)
                 vf_store(out + i * NR + v * VL,
-                         value(f, from_i8(codes + i * NR + v * VL), s[v].d[half], s[v].m[half]));
+                         value(f, vf_from_i8(codes + i * NR + v * VL), s[v].d[half], s[v].m[half]));
 }
 
 VF_INLINE void steps(const struct codes_form f, const uint8_t *panel, size_t k0, size_t kc,

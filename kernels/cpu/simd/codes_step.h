@@ -10,7 +10,7 @@
 #define KERNELS_CPU_SIMD_CODES_STEP_H
 
 #include "kernels/cpu/coded.h"
-#include "kernels/cpu/simd/vec.h"
+#include "kernels/cpu/simd/vec_load.h"
 
 enum { NV = 2, NR = NV * VL, HALVES = 2 };
 
@@ -18,17 +18,9 @@ struct scales { /* of a vector of columns: of a step's first and second 16 value
     vf d[HALVES], m[HALVES];
 };
 
-/* ---- integers to f32, in lanes ---- */
+/* ---- nibbles to f32, in lanes ---- */
 
 #if KN_SIMD == 512
-VF_INLINE vf from_i8(const uint8_t *p)
-{
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)p)));
-}
-VF_INLINE vf from_f16(const uint8_t *p)
-{
-    return _mm512_cvtph_ps(_mm256_loadu_si256((const void *)p));
-}
 typedef __m512i words;
 #define words_load(p) _mm512_loadu_si512(p)
 /* The values of nibbles 0 … 15. */
@@ -36,19 +28,11 @@ typedef vf meaning;
 VF_INLINE meaning meaning_of(const struct codes_form f)
 {
     const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    if (f.table) return from_i8((const uint8_t *)codes_table[f.table]);
+    if (f.table) return vf_from_i8(codes_table[f.table]);
     return _mm512_cvtepi32_ps(_mm512_add_epi32(lane, _mm512_set1_epi32(f.low)));
 }
 #define nibble(f, x, j, values) _mm512_permutexvar_ps(_mm512_srli_epi32(x, 4 * (j)), values)
 #elif KN_SIMD == 256
-VF_INLINE vf from_i8(const uint8_t *p)
-{
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)p)));
-}
-VF_INLINE vf from_f16(const uint8_t *p)
-{
-    return _mm256_cvtph_ps(_mm_loadu_si128((const void *)p));
-}
 typedef __m256i words;
 #define words_load(p) _mm256_loadu_si256((const void *)(p))
 typedef struct { /* of a table: its halves; else what is added */
@@ -57,7 +41,8 @@ typedef struct { /* of a table: its halves; else what is added */
 VF_INLINE meaning meaning_of(const struct codes_form f)
 {
     const uint8_t *t = (const uint8_t *)codes_table[f.table];
-    return f.table ? (meaning){from_i8(t), from_i8(t + VL)} : (meaning){.low = vf_set1(f.low)};
+    return f.table ? (meaning){vf_from_i8(t), vf_from_i8(t + VL)}
+                   : (meaning){.low = vf_set1(f.low)};
 }
 VF_INLINE vf nibble(const struct codes_form f, words x, int j, meaning of)
 {
@@ -71,17 +56,6 @@ VF_INLINE vf nibble(const struct codes_form f, words x, int j, meaning of)
     return f.low ? vf_add(_mm256_cvtepi32_ps(x), of.low) : _mm256_cvtepi32_ps(x);
 }
 #elif KN_SIMD == 128
-VF_INLINE vf from_i8(const uint8_t *p)
-{
-    int32_t four;
-    memcpy(&four, p, sizeof four);
-    const int16x8_t w = vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(four)));
-    return vcvtq_f32_s32(vmovl_s16(vget_low_s16(w)));
-}
-VF_INLINE vf from_f16(const uint8_t *p)
-{
-    return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p)));
-}
 typedef uint32x4_t words;
 #define words_load(p) vreinterpretq_u32_u8(vld1q_u8(p))
 typedef struct { /* a table's numbers, what is added to others */
@@ -103,18 +77,6 @@ VF_INLINE vf nibble(const struct codes_form f, words x, int j, meaning of)
     return f.low ? vf_add(q, of.add) : q;
 }
 #else
-VF_INLINE vf from_i8(const uint8_t *p)
-{
-    int8_t q[VL];
-    memcpy(q, p, sizeof q);
-    return (vf){q[0], q[1], q[2], q[3]};
-}
-VF_INLINE vf from_f16(const uint8_t *p)
-{
-    uint16_t h[VL];
-    memcpy(h, p, sizeof h);
-    return (vf){codes_f16(h[0]), codes_f16(h[1]), codes_f16(h[2]), codes_f16(h[3])};
-}
 typedef uint32_t words __attribute__((vector_size(16)));
 VF_INLINE words words_load(const uint8_t *p)
 {
@@ -134,17 +96,6 @@ VF_INLINE vf nibble(const struct codes_form f, words x, int j, meaning add)
 }
 #endif
 
-VF_INLINE vf from_bf16(const uint8_t *p)
-{
-    float x[VL];
-    for (size_t i = 0; i < VL; i++) {
-        uint32_t bits = 0;
-        memcpy((uint8_t *)&bits + 2, p + 2 * i, 2);
-        memcpy(&x[i], &bits, sizeof bits);
-    }
-    return vf_load(x);
-}
-
 VF_INLINE vf value(const struct codes_form f, vf q, vf d, vf m)
 {
     return f.min ? vf_fma(q, d, m) : vf_mul(q, d);
@@ -158,13 +109,13 @@ VF_INLINE void step_scales(const struct codes_form f, const uint8_t *unit, const
     const uint8_t *head = f.super ? unit : step;
 #pragma GCC unroll 2
     for (int h = 0; h < HALVES; h++) {
-        vf d = (f.bf16 ? from_bf16 : from_f16)(head + 2 * v * VL), m = vf_set1(0);
-        if (f.min) m = from_f16(head + 2 * (NR + v * VL));
+        vf d = (f.bf16 ? vf_from_bf16 : vf_from_f16)(head + 2 * v * VL), m = vf_set1(0);
+        if (f.min) m = vf_from_f16(head + 2 * (NR + v * VL));
         if (f.super) {
             const uint8_t *of = step + (size_t)(n_groups == 2 ? h : 0) * NR + v * VL;
-            d = vf_mul(d, from_i8(of));
+            d = vf_mul(d, vf_from_i8(of));
             /* Minus by a product: so is minus zero. */
-            if (f.min) m = vf_mul(vf_mul(m, from_i8(of + n_groups * NR)), vf_set1(-1));
+            if (f.min) m = vf_mul(vf_mul(m, vf_from_i8(of + n_groups * NR)), vf_set1(-1));
         }
         s->d[h] = d;
         s->m[h] = m;

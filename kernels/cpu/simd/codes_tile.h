@@ -141,7 +141,7 @@ VF_INLINE void codes_tile(const struct codes_form f, const uint8_t *panel, size_
 #pragma GCC unroll 16
         for (size_t c = 0; c < VL; c++) {
             const uint8_t *q = (const uint8_t *)(column + c * 8);
-            const vf a = VALUES(from_i8(q), c, 0), b = VALUES(from_i8(q + VL), c, 1);
+            const vf a = VALUES(vf_from_i8(q), c, 0), b = VALUES(vf_from_i8(q + VL), c, 1);
             _mm512_storeu_si512(to + c * VL, (__m512i)_mm512_cvtne2ps_pbh(b, a));
         }
         return;

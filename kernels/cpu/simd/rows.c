@@ -4,8 +4,8 @@
  * a value's arithmetic depends on its column alone. The file ends with the table of the set. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/simd/act.h"
-#include "kernels/cpu/simd/q8.h"
 #include "kernels/cpu/simd/table.h"
+#include "kernels/cpu/simd/vec_load.h"
 
 /* 1 / rms(x) */
 VF_INLINE vf inverse_rms(const float *x, size_t D, float eps)
@@ -333,7 +333,7 @@ static void decode_q8(const uint8_t *head, size_t first, size_t n, float *out)
     const int8_t *q = (const int8_t *)head + sizeof h + first;
     size_t i = 0;
     for (; i + VL <= n; i += VL)
-        vf_store(out + i, vf_mul(q8_load(q + i), vf_set1(step)));
+        vf_store(out + i, vf_mul(vf_from_i8(q + i), vf_set1(step)));
     for (; i < n; i++)
         out[i] = (float)q[i] * step;
 }

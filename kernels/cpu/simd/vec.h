@@ -88,47 +88,9 @@ VF_INLINE float vf_hmax(vf v)
 #elif KN_SIMD == 128
 #include "kernels/cpu/simd/vec_neon.h"
 #else
-enum { VL = 4 };
-typedef float vf __attribute__((vector_size(16)));
-typedef int32_t vi __attribute__((vector_size(16)));
-#define vf_add(a, b) ((a) + (b))
-#define vf_sub(a, b) ((a) - (b))
-#define vf_mul(a, b) ((a) * (b))
-#define vf_div(a, b) ((a) / (b))
-#define vf_fma(a, b, c) ((a) * (b) + (c))
-VF_INLINE vf vf_set1(float x)
-{
-    return (vf){x, x, x, x};
-}
-VF_INLINE vf vf_load(const float *p)
-{
-    vf v;
-    memcpy(&v, p, sizeof v);
-    return v;
-}
-VF_INLINE void vf_store(float *p, vf v)
-{
-    memcpy(p, &v, sizeof v);
-}
-VF_INLINE vf vf_select(vi m, vf a, vf b)
-{
-    return (vf)(((vi)a & m) | ((vi)b & ~m));
-}
-VF_INLINE vf vf_max(vf a, vf b)
-{
-    return vf_select((vi)(a > b), a, b);
-}
-VF_INLINE vf vf_min(vf a, vf b)
-{
-    return vf_select((vi)(a < b), a, b);
-}
-VF_INLINE vf vf_round(vf a)
-{
-    /* 1.5 * 2^23: adding it drops the fraction bits, round to nearest even. |a| < 2^22 here. */
-    vf magic = vf_set1(12582912.0f);
-    a = vf_max(a, vf_set1(-4000.0f));
-    return (a + magic) - magic;
-}
+#include "kernels/cpu/simd/vec_portable.h"
+#endif
+#if KN_SIMD < 256
 VF_INLINE vf vf_loadn(const float *p, size_t n)
 {
     vf v = {0};
@@ -138,23 +100,6 @@ VF_INLINE vf vf_loadn(const float *p, size_t n)
 VF_INLINE void vf_storen(float *p, vf v, size_t n)
 {
     memcpy(p, &v, n * sizeof(float));
-}
-VF_INLINE vf vf_below(vf a, vf b, int n)
-{
-    vi lane = {0, 1, 2, 3}, lim = {n, n, n, n};
-    return vf_select((vi)(lane < lim), a, b);
-}
-VF_INLINE vf vf_scale2(vf p, vf n, vf x)
-{
-    vi dead = (vi)(x < vf_set1(-126.0f));
-    vi e = __builtin_convertvector(vf_max(n, vf_set1(-126.0f)), vi);
-    vi bias = {127, 127, 127, 127};
-    return (vf)(((vi)(p * (vf)((e + bias) << 23))) & ~dead);
-}
-VF_INLINE float vf_hmax(vf v)
-{
-    float a = v[0] > v[2] ? v[0] : v[2], b = v[1] > v[3] ? v[1] : v[3];
-    return a > b ? a : b;
 }
 #endif
 

@@ -17,16 +17,6 @@ typedef float32x4_t vf;
 /* As on x86: b where one of them is not a number. */
 #define vf_max(a, b) vbslq_f32(vcgtq_f32(a, b), a, b)
 #define vf_min(a, b) vbslq_f32(vcltq_f32(a, b), a, b)
-VF_INLINE vf vf_loadn(const float *p, size_t n)
-{
-    vf v = {0};
-    memcpy(&v, p, n * sizeof(float));
-    return v;
-}
-VF_INLINE void vf_storen(float *p, vf v, size_t n)
-{
-    memcpy(p, &v, n * sizeof(float));
-}
 VF_INLINE vf vf_below(vf a, vf b, int n)
 {
     const int32x4_t lane = {0, 1, 2, 3};
