@@ -148,9 +148,9 @@ static void read_env(struct opts *o, const struct opt_args *from)
 static bool is_read_elsewhere(const char *name)
 {
     static const char *const others[] = {
-        "KVBLEND_ADMIN",      "KVBLEND_EXIT_ON_STDIN_EOF", "KVBLEND_GEMM",   "KVBLEND_INJECT",
-        "KVBLEND_ISA",        "KVBLEND_KERNELS_DIR",       "KVBLEND_MODELS", "KVBLEND_TIER_WAIT",
-        "KVBLEND_WORKER_BIN", "KVBLEND_WORKER_COUNT"};
+        "KVBLEND_ADMIN",  "KVBLEND_ATTN",      "KVBLEND_CUDNN",      "KVBLEND_EXIT_ON_STDIN_EOF",
+        "KVBLEND_GEMM",   "KVBLEND_INJECT",    "KVBLEND_ISA",        "KVBLEND_KERNELS_DIR",
+        "KVBLEND_MODELS", "KVBLEND_TIER_WAIT", "KVBLEND_WORKER_BIN", "KVBLEND_WORKER_COUNT"};
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
         if (strcmp(name, others[i]) == 0) return true;
     return false;

@@ -86,6 +86,10 @@ struct kn_tuning {
     size_t rows, rows_max; /* of the rates; of a product (0: any number), which a GPU tunes up to */
     unsigned budget_ms; /* about; 0: the device's own, 1500 on the CPU, 8000 on a GPU (chosen: a GPU
                            has more to choose from, and does it once) */
+    /* Of a layer's attention and the longest sequence, for a GPU that may choose between two; K 0:
+     * it does not. */
+    unsigned H, G, K;
+    size_t keys_max;
 };
 
 struct kn_dev_opts {
@@ -116,12 +120,14 @@ struct kn_info {
     const char *model; /* the processor's, as it calls itself: for keys of what is measured on it */
     const char *isa, *gemm;
     unsigned n_threads;
-    bool is_host;                           /* all memory is plain memory */
-    unsigned n_ranks;                       /* of a group; else 1 */
-    bool gemm_invariant;                    /* see above: determinism */
-    enum kn_dtype kv;                       /* what pages hold: f32, bf16 or Q8 */
-    size_t kv_value_bytes;                  /* of a value in a page; Q8: without its scale */
-    size_t wide_rows_max;                   /* up to here kn_wide() is the better choice */
+    bool is_host;             /* all memory is plain memory */
+    unsigned n_ranks;         /* of a group; else 1 */
+    bool gemm_invariant;      /* see above: determinism */
+    const char *attn;         /* what attends to the rows of a prefill: "own", "cudnn 9.19.0" */
+    const char *attn_warning; /* why it is not the library that is there, or NULL */
+    enum kn_dtype kv;         /* what pages hold: f32, bf16 or Q8 */
+    size_t kv_value_bytes;    /* of a value in a page; Q8: without its scale */
+    size_t wide_rows_max;     /* up to here kn_wide() is the better choice */
     struct kn_gemm_rate rate[KN_RATES_MAX]; /* what the tuning measured */
     size_t n_rates;                         /* 0: it was not asked to */
 };
@@ -403,6 +409,9 @@ struct kn_attn_args {
     /* q is not rotated yet, and is as it is read. kn_attn() alone; on a GPU; elsewhere -ENOTSUP. */
     struct kn_rotation to;
     const int32_t *pos; /* [m] */
+    /* Not 0: the rows are the last m of so many positions, one after another, as the caller knows
+     * without a look at pos. They may go another way on a GPU, which rounds differently. */
+    size_t n_keys;
     unsigned H;
     const struct kn_kv *kv;
     unsigned layer;

@@ -257,6 +257,8 @@ static void log_loaded(struct worker *w)
         if (r[i].gflops > 0)
             log_event(LOG_NOTICE, "gemm", "name=%s gflops=%.1f chosen=%d", r[i].name, r[i].gflops,
                       r[i].chosen);
+    if (d->attn_warning)
+        log_event(LOG_WARN, "attention", "why=\"%s, using our own\"", d->attn_warning);
     if (w->embedder) {
         log_embedder(w);
         return;
@@ -264,10 +266,10 @@ static void log_loaded(struct worker *w)
     const struct model_cfg *c = model_config(w->model);
     log_event(LOG_NOTICE, "model_loaded",
               "name=%s arch=%s layers=%u ctx=%u device=\"%s\" gemm=%s isa=%s threads=%u "
-              "kv_dtype=%s kv_pages=%s chat=%s "
+              "attn=\"%s\" kv_dtype=%s kv_pages=%s chat=%s "
               "ram_bytes=%llu blend=%s seconds=%.2f",
               w->model_name, c->arch, c->L, w->ctx_max, d->device, d->gemm, d->isa, d->n_threads,
-              kn_dtype_name(w->ident.dtype), kn_dtype_name(d->kv),
+              d->attn, kn_dtype_name(w->ident.dtype), kn_dtype_name(d->kv),
               w->chat ? chat_name(w->chat) : "none", (unsigned long long)w->o.ram_bytes,
               w->blend_ok ? "on" : "off", w->loader.seconds);
 }

@@ -438,7 +438,14 @@ static int open_device(struct fus_core *c, const struct kn_dev_opts *opts, struc
                                       {g->D, g->F, false, KN_SPLIT_SUM}};
     struct kn_dev_opts o = *opts;
     /* 512 rows: chosen, a prompt's block sizes without slowing the start-up much. */
-    o.tune = (struct kn_tuning){shapes, sizeof(shapes) / sizeof(shapes[0]), 512, c->ctx_max, 0};
+    o.tune = (struct kn_tuning){.shapes = shapes,
+                                .n_shapes = sizeof(shapes) / sizeof(shapes[0]),
+                                .rows = 512,
+                                .rows_max = c->ctx_max,
+                                .H = g->H,
+                                .G = g->G,
+                                .K = g->K,
+                                .keys_max = c->ctx_max};
     return kn_dev_create(&o, &c->dev, err);
 }
 

@@ -117,10 +117,11 @@ struct fus_phase {
     struct fus_core *core;
     struct kn_kv kv;
     unsigned layer;
-    float *x;            /* [n, D] residual */
-    const int32_t *pos;  /* [n] ascending */
-    const int32_t *slot; /* [n] where their K,V are stored, and up to where rows see; NULL: pos */
-    const int32_t *from; /* [n] with slots, of layers with chunks: the first that a row sees */
+    float *x;             /* [n, D] residual */
+    const int32_t *pos;   /* [n] ascending */
+    const int32_t *slot;  /* [n] where their K,V are stored, and up to where rows see; NULL: pos */
+    const int32_t *known; /* [n] slot, or pos, as the host reads it */
+    const int32_t *from;  /* [n] with slots, of layers with chunks: the first that a row sees */
     size_t n;
     const int32_t *embed_tok; /* phase A of layer 0: [n] x is filled with their embeddings first */
     fus_kv_hook hook;         /* phase A: sees K before RoPE and V; may be NULL */

@@ -266,6 +266,13 @@ static int keep_scores(struct kn_stream *st, const struct fus_phase *p, size_t r
     return kn_copy(st, p->keep_lse + to * H, lse + first * H, (m - first) * H * sizeof(*lse));
 }
 
+/* How many keys the last of these rows sees, if they follow one another; else 0. */
+static size_t keys_of_row_range(const struct fus_phase *p, size_t row0, size_t m)
+{
+    const int32_t first = p->known[row0], last = p->known[row0 + m - 1];
+    return (size_t)(last - first) == m - 1 ? (size_t)last + 1 : 0;
+}
+
 static int attend(struct kn_stream *st, const struct fus_phase *p, size_t row0, size_t m,
                   float *att)
 {
@@ -285,6 +292,7 @@ static int attend(struct kn_stream *st, const struct fus_phase *p, size_t row0, 
     a.q = q, a.ldq = p->joint ? w->qkv.n : HK, a.m = m, a.pos = at.slot;
     if (at.late) a.to = (struct kn_rotation){w->rope, at.pos};
     a.out = att, a.ldo = HK, a.lse = lse;
+    a.n_keys = keys_of_row_range(p, row0, m);
     if (p->from && a.chunk) a.from = p->from + row0, a.chunk = 0;
     r = kn_attn(st, &a);
     if (r == 0 && p->keep_q) r = keep_scores(st, p, row0, m, q, lse);

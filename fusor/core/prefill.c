@@ -400,6 +400,7 @@ static struct fus_phase phase(struct fus_prefill *f)
                               .x = f->b.x,
                               .pos = fus_seen(f, positions(f)),
                               .slot = fus_seen(f, is_blind(f) ? f->b.slot : NULL),
+                              .known = is_blind(f) ? f->b.slot : positions(f),
                               .from = fus_seen(f, is_blind(f) ? f->b.from : NULL),
                               .n = f->n_rows,
                               .att = f->b.att,

@@ -80,7 +80,7 @@ int kn_cpu_create(const struct kn_dev_opts *o, struct kn_dev **ret_dev, struct e
     d->head.ops =
         (struct kn_ops){&dev_ops, &kn_cpu_mat_ops, &kn_cpu_run_ops, &kn_cpu_row_ops, NULL};
     *info = (struct kn_info){
-        .device = "cpu", .is_host = true, .n_ranks = 1, .gemm_invariant = true};
+        .device = "cpu", .attn = "own", .is_host = true, .n_ranks = 1, .gemm_invariant = true};
     kn_cpu_model(d->model, sizeof d->model);
     info->model = d->model;
     info->wide_rows_max = 48; /* chosen: blocks of more fill the register tile on every thread */

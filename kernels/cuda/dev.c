@@ -15,6 +15,7 @@
 #include "kernels/cuda/moe.h"
 #include "kernels/cuda/replay.h"
 #include "kernels/cuda/rows.h"
+#include "kernels/cuda/sdpa.h"
 #include "kernels/cuda/stage.h"
 #include "kernels/cuda/team.h"
 
@@ -28,6 +29,7 @@ enum {
     SLOT_ROWS,             /* a gather in place */
     SLOT_PRODUCT,          /* sums that are scaled behind a product */
     SLOT_MOE,              /* all that a mixture of experts works with */
+    SLOT_SDPA,             /* Q, K and V as the library's attention reads them */
     SLOT_VALUES,           /* a weight's values in bf16, of one in the file's form */
     SLOTS_ALL
 };
@@ -62,9 +64,10 @@ struct kn_dev {
     bool deferring, pipelining;
     struct gpu_event *mark[2]; /* events behind pipelined runs, in turns */
     uint64_t n_pipelined;
-    bool under_way; /* the last of them, or what was held, for all that the host knows */
+    bool under_way;    /* the last of them, or what was held, for all that the host knows */
+    struct sdpa *sdpa; /* NULL: attention is our own */
     atomic_bool lost;
-    char name[200];
+    char name[200], attn_warning[120];
     struct kn_stream stream;
     struct blocks blocks;
     struct feed feed;
@@ -207,6 +210,7 @@ static void destroy(struct kn_dev *d)
 {
     if (d->cu) (void)cu_sync(d->cu); /* copies may still read the host's memory */
     if (d->cu) replay_forget(&d->replay, d->cu);
+    sdpa_close(d->sdpa);
     for (unsigned i = 0; d->cu && i < SLOTS_ALL; i++)
         if (d->stream.slot[i]) cu_free(d->cu, d->stream.slot[i], KN_MEM_DEVICE);
     if (d->stage.base) free_block(d, d->stage.base);
@@ -251,7 +255,12 @@ static int tune(struct kn_dev *d, const struct kn_tuning *how)
     if (r < 0) return r;
     d->head.info.rate[d->head.info.n_rates++] =
         (struct kn_gemm_rate){d->head.info.gemm, gflops, true};
-    return 0;
+    const size_t keys_max = d->bf16 ? how->keys_max : 0;
+    const struct sdpa_tuning a = {{how->H, how->G, how->K}, keys_max, d->cache_dir};
+    r = sdpa_tune(d->cu, &a, &d->sdpa, d->attn_warning, sizeof d->attn_warning);
+    if (*d->attn_warning) d->head.info.attn_warning = d->attn_warning;
+    if (d->sdpa) d->head.info.attn = sdpa_name(d->sdpa);
+    return r;
 }
 
 /* ---- weights ---- */
@@ -884,6 +893,15 @@ static struct cu_attn attn_of(const struct kn_dev *d, const struct kn_attn_args 
                             .lse = a->lse};
 }
 
+/* -ENOTSUP: there is no plan for these rows, or no room. */
+static int attn_by_library(struct kn_stream *st, const struct cu_attn *a, size_t n_keys)
+{
+    struct sdpa *s = st->dev->sdpa;
+    if (!sdpa_fits(s, a, n_keys)) return -ENOTSUP;
+    void *room = scratch(st, SLOT_SDPA, sdpa_room(s, n_keys));
+    return room ? sdpa_run(s, a, n_keys, room) : -ENOTSUP;
+}
+
 /* An operand of bf16 is written at once; one of 8 bits has a scale for all heads of a row, which is
  * known when the last is done. */
 static int attn(struct kn_stream *st, const struct kn_attn_args *a)
@@ -900,6 +918,7 @@ static int attn(struct kn_stream *st, const struct kn_attn_args *a)
         c.out = scratch(st, SLOT_OPERAND, a->m * HK * sizeof(float));
         if (!c.out) return -ENOMEM;
     }
+    if ((r = attn_by_library(st, &c, a->n_keys)) != -ENOTSUP) return r;
     const size_t floats = cu_attn_parts(st->dev->cu, &c);
     float *parts = floats ? scratch(st, SLOT_PARTS, floats * sizeof *parts) : NULL;
     if (floats && !parts) return -ENOMEM;
@@ -1161,6 +1180,7 @@ int kn_cuda_create(const struct kn_dev_opts *o, const char *kind, int index,
         .model = d->gpu.name,
         .isa = "cuda",
         .gemm = gemm_name(d),
+        .attn = "own",
         .n_threads = 1,
         .n_ranks = 1,
         .gemm_invariant = false, /* cuBLASLt may take another algorithm for other numbers of rows */

@@ -106,6 +106,20 @@ size_t cu_mass_parts(const struct cu *c, const struct cu_attn *a, size_t n_keys)
 int cu_mass(struct cu *c, const struct cu_attn *a, float *mass, size_t key0, size_t n_keys,
             float *parts);
 
+/* sdpa.cu: for attention of the last m of n_keys positions: the rows' queries, rotated, [m, H, K],
+ * and K and V of all keys, [n_keys, G, K], in bf16, 0 up to where a tile may end; cap: keys that
+ * there is room for. */
+enum { CU_GATHERED_ROWS = 0, CU_GATHERED_KEYS = 4, CU_GATHERED_OFFSETS = 8 };
+enum { CU_GATHERED_NUMBERS = 10 }; /* each at a multiple of 16 bytes: m; n_keys; 0 and m*H*K */
+struct cu_gathered {
+    int32_t *numbers;
+    uint16_t *q, *k, *v;
+    size_t cap;
+};
+int cu_gather_fits(const struct cu *c, const struct cu_attn *a, size_t n_keys);
+int cu_gather_heads(struct cu *c, const struct cu_attn *a, size_t n_keys,
+                    const struct cu_gathered *to);
+
 #ifdef __cplusplus
 }
 #endif

@@ -459,12 +459,14 @@ static int tune_each(struct kn_dev *d, const struct kn_tuning *t)
         if (own[j].n == 0 || own[j].k == 0) r = -EINVAL;
     }
     how.shapes = own;
+    how.H /= d->n, how.G /= d->n;
     for (unsigned i = 0; r == 0 && i < d->n; i++)
         r = d->ops->dev->tune(d->rank[i], &how);
     mem_free(own);
     const struct kn_info *first = kn_info(d->rank[0]);
     memcpy(d->head.info.rate, first->rate, sizeof first->rate);
     d->head.info.n_rates = first->n_rates;
+    d->head.info.attn = first->attn, d->head.info.attn_warning = first->attn_warning;
     for (size_t i = 0; i < first->n_rates; i++)
         d->head.info.rate[i].gflops *= d->n;
     return r;

@@ -13,6 +13,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 enum { SEQS_MAX = 16, QUESTION = 32 };
 
@@ -21,11 +22,21 @@ static const struct attn_case {
     unsigned percent; /* of the rows before the question's */
     unsigned n_seqs;  /* > 0: one row of each of so many sequences */
     bool mass;
+    enum { TO_F32, TO_OPERAND, BY_LIBRARY } how; /* GPU: as a prefill, by our kernel and not */
 } cases[] = {
-    {"full", 100, 0, false},       {"sparse 5 %", 5, 0, false},   {"sparse 10 %", 10, 0, false},
-    {"sparse 15 %", 15, 0, false}, {"sparse 30 %", 30, 0, false}, {"decode x1", 0, 1, false},
-    {"decode x2", 0, 2, false},    {"decode x4", 0, 4, false},    {"decode x8", 0, 8, false},
-    {"decode x16", 0, 16, false},  {"mass", 0, 0, true},
+    {"full", 100, 0, false},
+    {"sparse 5 %", 5, 0, false},
+    {"sparse 10 %", 10, 0, false},
+    {"sparse 15 %", 15, 0, false},
+    {"sparse 30 %", 30, 0, false},
+    {"decode x1", 0, 1, false},
+    {"decode x2", 0, 2, false},
+    {"decode x4", 0, 4, false},
+    {"decode x8", 0, 8, false},
+    {"decode x16", 0, 16, false},
+    {"mass", 0, 0, true},
+    {"full, bf16", 100, 0, false, TO_OPERAND},
+    {"full, library", 100, 0, false, BY_LIBRARY},
 };
 enum { N_CASES = sizeof cases / sizeof *cases };
 
@@ -35,6 +46,7 @@ struct attn_bench {
     struct kn_kv kv[SEQS_MAX], many;
     float *q, *k, *v, *out, *lse, *mass; /* [n_keys, …]; mass is shared */
     int32_t *pos;                        /* [n_keys], of the rows of a case */
+    struct kn_mat *o;                    /* a product that reads what attention gives */
     const struct attn_case *c;           /* that is being measured */
 };
 
@@ -62,6 +74,7 @@ static int make_tensors(struct attn_bench *b)
     b->lse = bench_take(d, KN_MEM_DEVICE, N * d->cfg.H * sizeof(float));
     b->mass = bench_take(d, KN_MEM_SHARED, N * sizeof(float));
     b->pos = bench_take(d, KN_MEM_SHARED, N * sizeof *b->pos);
+    b->o = bench_take_mat(d, QUESTION, b->HK);
     if (bench_take_pages(d, N, SEQS_MAX, b->kv) < 0) return d->status;
     for (size_t s = 0; s < SEQS_MAX; s++)
         each[s] = (struct kn_pages){b->kv[s].pages, b->kv[s].n_pages};
@@ -78,16 +91,20 @@ static int attend_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
 {
     const struct attn_bench *b = arg;
     const struct model_cfg *g = &b->d->cfg;
-    const struct kn_attn_args a = {.q = b->q + row0 * b->HK,
-                                   .ldq = b->HK,
-                                   .m = n,
-                                   .pos = b->pos + row0,
-                                   .H = g->H,
-                                   .kv = b->c->n_seqs ? &b->many : &b->kv[0],
-                                   .scale = 1.0f / sqrtf((float)g->K),
-                                   .out = b->out + row0 * b->HK,
-                                   .ldo = b->HK,
-                                   .lse = b->lse + row0 * g->H};
+    const bool to_operand = b->c->how != TO_F32;
+    struct kn_attn_args a = {.q = b->q + row0 * b->HK,
+                             .ldq = b->HK,
+                             .m = n,
+                             .pos = b->pos + row0,
+                             .H = g->H,
+                             .kv = b->c->n_seqs ? &b->many : &b->kv[0],
+                             .scale = 1.0f / sqrtf((float)g->K),
+                             .out = b->out + row0 * b->HK,
+                             .ldo = b->HK,
+                             .lse = b->lse + row0 * g->H};
+    if (b->c->how == BY_LIBRARY) a.n_keys = b->n_keys;
+    if (to_operand && !(a.out = kn_operand(st, 0, n, b->o))) return -ENOMEM;
+    if (to_operand) a.lse = NULL;
     return b->c->mass ? kn_attn_mass(st, &a, b->mass, 0, b->n_keys) : kn_attn(st, &a);
 }
 
@@ -155,6 +172,13 @@ static int measure_gemm(struct bench_device *d)
     return 0;
 }
 
+static bool has_case(const struct attn_bench *b)
+{
+    const struct kn_info *i = kn_info(b->d->dev);
+    return b->c->how == TO_F32 ||
+           (!i->is_host && (b->c->how == TO_OPERAND || strcmp(i->attn, "own") != 0));
+}
+
 static int measure_attention(struct bench_device *d, const struct opts *opts, struct err *err)
 {
     struct attn_bench b = {.d = d, .n_keys = (size_t)opt_int(opts, "keys")};
@@ -167,7 +191,7 @@ static int measure_attention(struct bench_device *d, const struct opts *opts, st
     bench_print_head(columns);
     for (size_t i = 0; r == 0 && i < N_CASES; i++) {
         b.c = &cases[i];
-        r = measure_case(&b);
+        if (has_case(&b)) r = measure_case(&b);
     }
     return r;
 }
@@ -181,4 +205,5 @@ const struct bench_sub bench_attn = {.name = "kernels attn",
                                      .shared = BENCH_DEVICE_OPTIONS "shape reps",
                                      .options = attn_options,
                                      .run_device = measure_attention,
-                                     .gpu_tune_ms = 500}; /* products are not what is measured */
+                                     .gpu_tune_ms = 500, /* products are not what is measured */
+                                     .tunes_attn = true};

@@ -161,6 +161,7 @@ struct bench_sub {
                      struct err *err); /* on a loaded one */
     bench_device_fn run_device;        /* on a device, without a model */
     unsigned gpu_tune_ms;              /* of run_device: what a GPU's tuning may take, about */
+    bool tunes_attn;                   /* of run_device: attention as well, to --keys */
 };
 #define BENCH_DEVICE_OPTIONS "threads dtype weights kv-pages-dtype device gemm isa "
 #define BENCH_MODEL_OPTIONS BENCH_DEVICE_OPTIONS "model shape kv-dtype ctx ram profile sink "

@@ -196,7 +196,7 @@ struct kn_dev_opts bench_device_opts(const struct opts *opts)
         .weights = (enum kn_weights)kn_weights_parse(opt_str(opts, "weights"), KN_WEIGHTS_AUTO)};
 }
 
-static int open_device(const struct opts *opts, unsigned gpu_tune_ms, struct bench_device *b,
+static int open_device(const struct opts *opts, const struct bench_sub *sub, struct bench_device *b,
                        struct err *err)
 {
     struct kn_dev_opts o = bench_device_opts(opts);
@@ -211,8 +211,15 @@ static int open_device(const struct opts *opts, unsigned gpu_tune_ms, struct ben
                                                    {2 * (size_t)g->F, g->D, true},
                                                    {g->D, g->F, false}};
     memcpy(b->weight, weight, sizeof weight);
-    o.tune = (struct kn_tuning){b->weight, BENCH_WEIGHTS, 512, 0,
-                                strcmp(o.device, "cpu") == 0 ? CPU_TUNE_MS : gpu_tune_ms};
+    o.tune = (struct kn_tuning){.shapes = b->weight,
+                                .n_shapes = BENCH_WEIGHTS,
+                                .rows = 512,
+                                .budget_ms =
+                                    strcmp(o.device, "cpu") == 0 ? CPU_TUNE_MS : sub->gpu_tune_ms,
+                                .H = g->H,
+                                .G = g->G,
+                                .K = g->K,
+                                .keys_max = sub->tunes_attn ? (size_t)opt_int(opts, "keys") : 0};
     r = kn_dev_create(&o, &b->dev, err);
     if (r < 0) return r;
     const struct kn_info *i = kn_info(b->dev);
@@ -231,6 +238,7 @@ static int open_device(const struct opts *opts, unsigned gpu_tune_ms, struct ben
 static int write_report(struct bench_device *b, const struct opts *opts, struct err *err)
 {
     const double gemm = b->gemm_gflops > 0 ? b->gemm_gflops : NAN;
+    json_object_set_new(b->meta, "attn", json_string(kn_info(b->dev)->attn));
     json_object_set_new(
         b->meta, "ceilings",
         json_pack("{s:f, s:o}", "copy_gbps", b->copy_gbps, "gemm_gflops", bench_number(gemm)));
@@ -239,12 +247,11 @@ static int write_report(struct bench_device *b, const struct opts *opts, struct 
     return bench_write_json(opts, b->meta, b->rows, err);
 }
 
-int bench_on_device(const struct opts *opts, unsigned gpu_tune_ms, bench_device_fn run,
-                    struct err *err)
+int bench_on_device(const struct opts *opts, const struct bench_sub *sub, struct err *err)
 {
     struct bench_device b = {0};
-    int r = open_device(opts, gpu_tune_ms, &b, err);
-    if (r == 0) r = run(&b, opts, err);
+    int r = open_device(opts, sub, &b, err);
+    if (r == 0) r = sub->run_device(&b, opts, err);
     if (r == 0) r = write_report(&b, opts, err);
     if (r < 0 && err->code == 0) (void)err_set(err, r, "measuring failed (%s)", err_name(r));
     for (size_t i = 0; i < b.n_memory; i++)

@@ -27,9 +27,7 @@ struct bench_device {
     struct kn_mat *mat[BENCH_MATS_MAX];
     size_t n_memory, n_mats;
 };
-/* gpu_tune_ms: what a GPU's tuning may take, about. */
-int bench_on_device(const struct opts *opts, unsigned gpu_tune_ms, bench_device_fn run,
-                    struct err *err);
+int bench_on_device(const struct opts *opts, const struct bench_sub *sub, struct err *err);
 /* What the options say of a device; allow_bf16 where f32 is not asked for. */
 struct kn_dev_opts bench_device_opts(const struct opts *opts);
 

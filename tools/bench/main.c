@@ -100,7 +100,7 @@ static int run_sub(const struct bench_sub *sub, int argc, char **argv)
         r = print_options(sub, o);
     else if (r == 0)
         r = sub->run          ? sub->run(o, &err)
-            : sub->run_device ? bench_on_device(o, sub->gpu_tune_ms, sub->run_device, &err)
+            : sub->run_device ? bench_on_device(o, sub, &err)
                               : bench_run_on_model(o, sub->run_model, &err);
     if (r < 0) (void)fprintf(stderr, "kvblend-bench: %s\n", err.code ? err.msg : err_name(r));
     opts_destroy(o);

@@ -10,3 +10,4 @@
 #include "kernels/cuda/quant.cu"
 #include "kernels/cuda/rows.cu"
 #include "kernels/cuda/rt.cu"
+#include "kernels/cuda/sdpa.cu"

@@ -196,6 +196,40 @@ static void *hook(const char *name)
     return fn;
 }
 
+/* What each rank has of the heads goes through the library, in all layers but the last, which needs
+ * one row. */
+TEST(a_prefill_by_cudnn_is_one_by_our_kernel_on_one_gpu_and_on_every_rank)
+{
+    static const struct tiny_opts o = {
+        .L = 4, .H = 8, .G = 4, .D = 64, .F = 160, .K = 16, .ctx_max = 128};
+    static const char *const devices[] = {"hostcuda", "hostcuda:1+0", "hostcuda:0+1+2+3"};
+    unsigned long (*ran)(void) = (unsigned long (*)(void))(uintptr_t)hook("hostcuda_cudnn_ran");
+    char library[4096];
+    (void)snprintf(library, sizeof library, "%s/libkn_hostcuda.so", getenv("KVBLEND_KERNELS_DIR"));
+    ASSERT_OK(setenv("KVBLEND_CUDNN", library, 1));
+    ASSERT_OK(setenv("KVBLEND_TEST_WEIGHTS", "bf16", 1));
+    for (size_t i = 0; i < 3; i++) {
+        float by[2][1 + STEPS][V];
+        for (size_t way = 0; way < 2; way++) {
+            struct prompt p;
+            struct kit k;
+            ASSERT_OK(setenv("KVBLEND_ATTN", way == 0 ? "own" : "cudnn", 1));
+            open_on(&k, devices[i], &o);
+            ASSERT_EQ(strncmp(kn_info(fus_core_dev(k.c))->attn, "cudnn", 5) == 0, way);
+            prompt_init(&k, &p);
+            const unsigned long before = ran();
+            answer(&k, &p, POL_FULL, by[way]);
+            ASSERT_EQ(ran() - before, way * (o.L - 1) * kn_info(fus_core_dev(k.c))->n_ranks);
+            prompt_fini(&p);
+            kit_close(&k);
+        }
+        check_near(by[1][0], by[0][0], (size_t)(1 + STEPS) * V, 5e-2);
+    }
+    ASSERT_OK(unsetenv("KVBLEND_TEST_WEIGHTS"));
+    ASSERT_OK(unsetenv("KVBLEND_ATTN"));
+    ASSERT_OK(unsetenv("KVBLEND_CUDNN"));
+}
+
 /* On GPUs that do not see each other's memory the first address of another's ends the process. */
 TEST(no_rank_reads_anothers_memory)
 {
