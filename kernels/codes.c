@@ -14,8 +14,10 @@ bool codes_form_fits(const struct codes_form *f, size_t k)
     if (f->bits == 0 || f->bits == 16) return true;
     if (f->bits != 4 && f->bits != 8) return false;
     if (f->table >= CODES_TABLES || (f->table && (f->bits != 4 || f->low))) return false;
-    if (f->group != 32 && !(f->group == 16 && f->super)) return false;
-    return k % (f->super ? CODES_SUPER : CODES_STEP) == 0;
+    if (f->zero && (!f->min || f->super || f->table || f->low)) return false;
+    if (f->group != 32 && !(f->group == 16 && f->super) && !(f->group == 128 && f->zero))
+        return false;
+    return k % (f->super ? CODES_SUPER : f->group > CODES_STEP ? f->group : CODES_STEP) == 0;
 }
 
 /* The exponent is moved by scaling with a power of two, which is exact and also covers subnormals;
@@ -70,6 +72,7 @@ void codes_values(const struct codes_form *f, const struct codes_row *c, size_t 
         float d = number16(f->bf16, c->d[at]), m = f->min ? codes_f16(c->m[at]) : 0;
         if (f->super) d *= (float)c->s[g];
         if (f->super && f->min) m = -(m * (float)c->t[g]);
+        if (f->zero) m = -(m * d);
         if (f->min)
             for (size_t j = 0; j < f->group; j++)
                 out[i + j] = code(f, q[i + j]) * d + m;

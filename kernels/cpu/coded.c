@@ -131,7 +131,7 @@ static void put_codes(const struct kn_coded *c, uint8_t *panel, const struct cod
     for (size_t s = 0; s < c->k / CODES_STEP; s++) {
         uint8_t *unit = panel + s / l.steps * l.unit;
         uint8_t *step = unit + l.unit_head + s % l.steps * l.step;
-        put_scales(c, f->super ? unit : step, x, s / l.steps, f->min);
+        put_scales(c, kn_by_units(f) ? unit : step, x, s / l.steps, f->min);
         for (size_t g = 0; f->super && g < n_groups; g++)
             for (size_t j = 0; j < x->n; j++) {
                 step[g * nr + x->first + j] = (uint8_t)x->row[j].s[s * n_groups + g];

@@ -2,7 +2,8 @@
  *
  * A column of a panel is a row of the weight. Where the f32 panel has [k][nr] values, this has
  *   16 bits   [k][nr] uint16
- *   4, 8 bits [k / 32] steps; super: [k / 256] units of [nr] f16 D, [nr] f16 M, 8 steps
+ *   4, 8 bits [k / 32] steps; super: [k / 256] units of [nr] f16 D, [nr] f16 M, 8 steps; of groups
+ *             of 128 [k / 128] such units, of 4 steps that are codes alone
  *   a step    [nr] f16 D, [nr] f16 M; super: [32 / group][nr] bytes of D, as many of M; its codes
  *   8 bits    [32][nr] int8
  *   4 bits    [2][4][lanes] uint32: half of the columns, word, column: nibble j of word w is value
@@ -35,13 +36,23 @@ struct kn_coded {
 struct kn_layout { /* bytes */
     size_t unit_head, step_head, step, unit, steps /* number of a unit's */;
 };
+/* Whether D and M are a unit's, of several steps. */
+static inline __attribute__((always_inline)) bool kn_by_units(const struct codes_form *f)
+{
+    return f->super || f->group > CODES_STEP;
+}
+
 static inline __attribute__((always_inline)) struct kn_layout kn_layout(const struct codes_form *f,
                                                                         size_t nr)
 {
-    const size_t pair = f->min ? 2 : 1;
-    struct kn_layout l = {.unit_head = f->super ? pair * 2 * nr : 0,
-                          .step_head = pair * nr * (f->super ? CODES_STEP / f->group : 2),
-                          .steps = f->super ? CODES_SUPER / CODES_STEP : 1};
+    const size_t pair = f->min ? 2 : 1, wide = kn_by_units(f) ? pair * 2 * nr : 0;
+    struct kn_layout l = {.unit_head = wide,
+                          .step_head = f->super ? pair * nr * (CODES_STEP / f->group)
+                                       : wide   ? 0
+                                                : pair * nr * 2,
+                          .steps = f->super ? CODES_SUPER / CODES_STEP
+                                   : wide   ? f->group / CODES_STEP
+                                            : 1};
     l.step = l.step_head + CODES_STEP * nr * f->bits / 8;
     l.unit = l.unit_head + l.steps * l.step;
     return l;

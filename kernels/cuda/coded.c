@@ -33,7 +33,8 @@ static struct cu_coded part_of(const struct kn_part *from, size_t k)
                          .head_bytes = sides * per < 2 ? 2 : sides * per,
                          .n = from->n,
                          .k = k};
-    p.step_bytes = p.code_bytes + 2 * LANES * p.head_bytes +
+    p.step_bytes = p.code_bytes +
+                   (f.group < CU_CODED_STEP ? 2 * LANES : CU_CODED_ROWS) * p.head_bytes +
                    (f.super ? CU_CODED_ROWS * 2 * (unsigned)sizeof(uint16_t) : 0);
     memcpy(p.table, codes_table[f.table], sizeof p.table);
     return p;
@@ -128,7 +129,8 @@ static void put_row(const struct cu_coded *p, char *base, size_t row, const stru
             const unsigned lane = nth % HALF * GROUPS + c;
             const size_t col = col0 + c * CODES_STEP;
             put_codes(p, from, col, lane, half, step);
-            put_scales(p, from, col, heads + (2 * lane + half) * p->head_bytes);
+            const size_t head = p->form.group < CU_CODED_STEP ? 2 * lane + half : nth;
+            put_scales(p, from, col, heads + head * p->head_bytes);
         }
         if (p->form.super) put_super(&p->form, from, col0, units + nth * 4);
     }

@@ -43,14 +43,16 @@ static __device__ __forceinline__ struct cd_pair
 cd_pair_of(const struct cu_coded &w, const char *step, unsigned lane, unsigned half, unsigned nth)
 {
     const char *heads = step + w.code_bytes, *units = heads + 2 * CU_WARP * w.head_bytes;
-    uint32_t head = cd_head(heads + (2 * lane + half) * w.head_bytes, w.head_bytes);
+    const unsigned row = lane / 4 + half * 8;
+    const unsigned at = w.form.group < CU_CODED_STEP ? 2 * lane + half : row;
+    uint32_t head = cd_head(heads + at * w.head_bytes, w.head_bytes);
     if (!w.form.super) {
-        const uint16_t d = uint16_t(head);
-        return {w.form.bf16 ? cu_bf16_f32(d) : mma_f16(d),
-                w.form.min ? mma_f16(uint16_t(head >> 16)) : 0.0f};
+        const uint16_t bits = uint16_t(head);
+        const float d = w.form.bf16 ? cu_bf16_f32(bits) : mma_f16(bits);
+        const float m = w.form.min ? mma_f16(uint16_t(head >> 16)) : 0.0f;
+        return {d, w.form.zero ? -(m * d) : m};
     }
-    const uint32_t unit =
-        *reinterpret_cast<const uint32_t *>(units + (lane / 4 + half * 8) * sizeof(uint32_t));
+    const uint32_t unit = *reinterpret_cast<const uint32_t *>(units + row * sizeof(uint32_t));
     const unsigned next = cd_is_split(w) ? 8 : 0; /* bits from one sixteen to the other */
     head >>= nth * next;
     const float d = mma_f16(uint16_t(unit)) * float(int8_t(head));

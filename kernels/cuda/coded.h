@@ -4,7 +4,8 @@
  * other, each of step_bytes:
  *
  *   codes    [2][2][32 lanes] sixteens: 16 nibbles, the lower one first, or 16 bytes
- *   heads    [32 lanes][2][head_bytes]: f16 (or bf16) D, f16 M; super: bytes of D, as many of M
+ *   heads    [32 lanes][2][head_bytes]: f16 (or bf16) D, f16 M (or a zero); super: bytes of D, as
+ *            many of M; of groups of 128: [16 rows]
  *   units    super alone: [16 rows] of f16 D, f16 M (0 where there is none)
  *
  * Lane 4 r + c has columns 32 c to 32 c + 31 of the step, two sixteens, of row r first, then of row

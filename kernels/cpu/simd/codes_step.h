@@ -106,7 +106,7 @@ VF_INLINE void step_scales(const struct codes_form f, const uint8_t *unit, const
                            size_t v, struct scales *s)
 {
     const int n_groups = CODES_STEP / f.group;
-    const uint8_t *head = f.super ? unit : step;
+    const uint8_t *head = kn_by_units(&f) ? unit : step;
 #pragma GCC unroll 2
     for (int h = 0; h < HALVES; h++) {
         vf d = (f.bf16 ? vf_from_bf16 : vf_from_f16)(head + 2 * v * VL), m = vf_set1(0);
@@ -117,6 +117,7 @@ VF_INLINE void step_scales(const struct codes_form f, const uint8_t *unit, const
             /* Minus by a product: so is minus zero. */
             if (f.min) m = vf_mul(vf_mul(m, vf_from_i8(of + n_groups * NR)), vf_set1(-1));
         }
+        if (f.zero) m = vf_mul(vf_mul(m, d), vf_set1(-1));
         s->d[h] = d;
         s->m[h] = m;
     }

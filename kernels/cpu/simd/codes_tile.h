@@ -114,7 +114,7 @@ VF_INLINE void codes_tile(const struct codes_form f, const uint8_t *panel, size_
                           uint32_t *to)
 {
     const struct kn_layout l = kn_layout(&f, NR);
-    const bool two_groups = f.group != CODES_STEP;
+    const bool two_groups = f.group < CODES_STEP;
     const __m512i low = _mm512_set1_epi32(15 << 16 | 15), high = _mm512_set1_epi32(16 << 16 | 16);
     const __m512i none = _mm512_set1_epi32(0);
     const __m512i second = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 16 << 16 | 16, 16 << 16 | 16,

@@ -133,6 +133,16 @@ static uint16_t random_half(uint64_t *seed)
     return (uint16_t)((x >> 32 & 0x83ff) | (4 + (x >> 48) % 16) << 10);
 }
 
+/* A whole number as zeros are: up to 16, of 8 bits -128 to 128. */
+static uint16_t zero_half(const struct codes_form *f, uint64_t *seed)
+{
+    const int most = f->bits == 4 ? 16 : 128, least = f->bits == 4 ? 0 : -128;
+    const float z = (float)(least + (int)(test_rand(seed) >> 33) % (most - least + 1));
+    uint16_t h;
+    ASSERT_OK(kn_convert(&z, KN_F32, 1, 1, KN_F16, &h));
+    return h;
+}
+
 void kern_row_random(const struct codes_form *f, size_t k, uint64_t *seed, struct kern_row *r)
 {
     const int span = f->bits == 4 ? 16 : 256, low = f->bits == 4 ? f->low : -128;
@@ -144,7 +154,8 @@ void kern_row_random(const struct codes_form *f, size_t k, uint64_t *seed, struc
     }
     for (size_t i = 0; i < k / 32; i++) {
         r->d[i] = random_half(seed);
-        r->m[i] = random_half(seed);
+        r->m[i] = f->zero ? zero_half(f, seed) : random_half(seed);
+        if (f->zero && f->bf16) r->d[i] &= 0xbfff; /* the largest times 256 are not finite */
     }
     for (size_t i = 0; i < k / 16; i++) {
         const uint64_t x = test_rand(seed);

@@ -14,7 +14,8 @@ enum {
     Q5_1 = 3,
     Q4_K = 6,
     Q6_K = 8,
-    IQ4_XS = 10
+    IQ4_XS = 10,
+    ZERO_WIDE = 14
 };
 enum { FEW = CU_CODED_FEW };
 
@@ -141,13 +142,15 @@ static void check_product(const struct pair *p, const float *values, size_t m, i
 
 TEST(products_are_those_of_the_values_rounded_to_bf16)
 {
-    static const size_t ns[] = {1, 33, 130}, ks[] = {256, 768}, odd_ks[] = {32, 416};
+    static const size_t ns[] = {1, 33, 130}, ks[] = {256, 768}, wide_ks[] = {128, 640},
+                        odd_ks[] = {32, 416};
     static const size_t ms[] = {1, 3, 8, 9, 16, 17, 40, FEW, FEW + 1, 130};
     struct kn_dev *d = open_device();
     for (size_t f = 0; f < N_FORMS; f++)
         for (size_t x = 0; x < 4; x++) {
             const struct kn_part part = {ns[(f + x) % 3], forms[f]};
-            struct pair p = pair_make(d, &part, 1, (forms[f].super ? ks : odd_ks)[x % 2]);
+            const size_t *of = forms[f].super ? ks : forms[f].group > CODES_STEP ? wide_ks : odd_ks;
+            struct pair p = pair_make(d, &part, 1, of[x % 2]);
             float *values = values_of(d, p.plain, p.n, p.k, p.k);
             same_values(&p);
             for (size_t i = x; i < sizeof ms / sizeof *ms; i += 4)
@@ -161,7 +164,7 @@ TEST(products_are_those_of_the_values_rounded_to_bf16)
 /* More steps than a warp's ring has room for, and not as many for each warp. */
 TEST(long_rows_come_through_the_ring)
 {
-    static const size_t of[] = {Q4_K, Q6_K, IQ4_XS};
+    static const size_t of[] = {Q4_K, Q6_K, IQ4_XS, ZERO_WIDE};
     struct kn_dev *d = open_device();
     for (size_t x = 0; x < sizeof of / sizeof *of; x++) {
         const struct kn_part part = {20, forms[of[x]]};
@@ -370,7 +373,8 @@ TEST(codes_take_the_memory_that_they_are)
     static const struct {
         size_t form;
         unsigned bytes; /* of 16 rows, 128 columns */
-    } want[] = {{Q4_0, 1152}, {Q4_1, 1280}, {2, 2176}, {4, 1344}, {Q4_K, 1216}, {Q6_K, 2240}};
+    } want[] = {{Q4_0, 1152}, {Q4_1, 1280}, {2, 2176},        {4, 1344},
+                {Q4_K, 1216}, {Q6_K, 2240}, {ZERO_WIDE, 1088}};
     struct kn_dev *d = open_device();
     for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
         const struct kn_part part = {48, forms[want[i].form]};

@@ -77,7 +77,8 @@ static void every_form(const char *gemm, unsigned first_isa)
 {
     static const size_t ms[] = {1, 2, 3, 6, 7, 14, 15, 16, 17, 40, 49, 64, 65},
                         ns[] = {1, 33, 130, 300};
-    static const size_t ks[] = {256, 768, 1280}, odd_ks[] = {32, 96, 416};
+    static const size_t ks[] = {256, 768, 1280}, wide_ks[] = {128, 384, 1152},
+                        odd_ks[] = {32, 96, 416};
     unsigned n_dev = 0;
     for (unsigned i = first_isa; i < KERN_ISAS; i++) {
         struct kn_dev *d = kern_dev(i, 2, gemm);
@@ -87,7 +88,10 @@ static void every_form(const char *gemm, unsigned first_isa)
             for (size_t x = 0; x < sizeof ns / sizeof *ns * 3; x++) {
                 const struct kn_part part = {ns[x / 3], forms[f]};
                 struct pair p;
-                const size_t k = (forms[f].super ? ks : odd_ks)[x % 3] + (forms[f].bits == 16);
+                const size_t *of = forms[f].super                ? ks
+                                   : forms[f].group > CODES_STEP ? wide_ks
+                                                                 : odd_ks;
+                const size_t k = of[x % 3] + (forms[f].bits == 16);
                 if (pair_make(d, &part, 1, k, &p) == -ENOTSUP) {
                     ASSERT_TRUE(forms[f].bits == 16 && !strstr(gemm, "f32"));
                     continue;
@@ -226,15 +230,46 @@ TEST(replayed_rows_take_codes_as_they_are)
 TEST(codes_take_the_memory_that_they_are)
 {
     struct kn_dev *d = kern_dev(0, 1, "own-f32");
-    const struct kn_part part = {64, {.bits = 4, .group = 32, .min = true}};
+    const struct kn_part part = {64, {.bits = 4, .group = 32, .min = true}},
+                         wide = {64, CODES_ZERO(4, 128, false)};
     struct pair p;
     ASSERT_OK(pair_make(d, &part, 1, 128, &p));
     ASSERT_EQ(kn_mat_bytes(p.plain), 64 * 128 * 4);
     ASSERT_EQ(kn_mat_bytes(p.coded), 64 * 128 / 32 * 20);
+    pair_drop(&p);
+    ASSERT_OK(pair_make(d, &wide, 1, 256, &p));
+    ASSERT_EQ(kn_mat_bytes(p.coded), 64 * 256 / 128 * 68);
     for (size_t f = 0; f < FORM_F16; f++) /* panels of any width waste nothing */
         ASSERT_EQ(kn_layout(&forms[f], 16).unit * 2, kn_layout(&forms[f], 32).unit);
     pair_drop(&p);
     kn_dev_destroy(d);
+}
+
+/* Codes less their zero are whole numbers of at most nine bits, times a scale of at most eleven: no
+ * value is rounded. */
+TEST(values_with_a_zero_are_exact)
+{
+    enum { K = 256 };
+    struct kern_row r = kern_row_make(K);
+    const struct codes_row c = {r.q, r.d, r.m, r.s, r.t};
+    float got[K];
+    uint64_t seed = 3;
+    for (size_t i = 0; i < FORM_F16; i++) {
+        const struct codes_form *f = &forms[i];
+        for (size_t times = 0; f->zero && times < 200; times++) {
+            kern_row_random(f, K, &seed, &r);
+            codes_values(f, &c, K, got);
+            for (size_t k = 0; k < K; k++) {
+                const uint32_t bits = (uint32_t)r.d[k / f->group] << 16;
+                float d;
+                memcpy(&d, &bits, sizeof d);
+                if (!f->bf16) d = codes_f16(r.d[k / f->group]);
+                const int zero = (int)codes_f16(r.m[k / f->group]);
+                ASSERT_TRUE((double)got[k] == (double)(r.q[k] - zero) * (double)d);
+            }
+        }
+    }
+    kern_row_drop(&r);
 }
 
 TEST(what_fits_no_form_is_refused)
@@ -251,6 +286,9 @@ TEST(what_fits_no_form_is_refused)
     ASSERT_ERR(kn_mat_create_coded(d, &(struct kn_part){8, forms[1]}, 1, 0, false, &w), -EINVAL);
     ASSERT_ERR(kn_mat_create_coded(d, &(struct kn_part){8, forms[1]}, 1, 33, false, &w), -EINVAL);
     ASSERT_ERR(kn_mat_create_coded(d, &(struct kn_part){8, forms[4]}, 1, 96, false, &w), -EINVAL);
+    ASSERT_ERR(
+        kn_mat_create_coded(d, &(struct kn_part){8, CODES_ZERO(4, 128, true)}, 1, 96, false, &w),
+        -EINVAL);
     ASSERT_ERR(kn_mat_create_coded(d, &(struct kn_part){8, unknown}, 1, 96, false, &w), -ENOTSUP);
     ASSERT_ERR(kn_mat_create_coded(d, &(struct kn_part){8, {0}}, 1, 96, false, &w), -ENOTSUP);
     const struct kn_part parts[] = {{8, forms[1]}, {8, {0}}};
