@@ -264,6 +264,10 @@ static void log_loaded(struct worker *w)
         return;
     }
     const struct model_cfg *c = model_config(w->model);
+    if (c->n_packed)
+        log_event(
+            LOG_NOTICE, "packed_weights", "layers=%u decoded=%u%s", c->n_packed, c->n_packed_apart,
+            c->n_packed_apart ? " reason=\"act-order, groups of no whole 32, or f32 scales\"" : "");
     log_event(LOG_NOTICE, "model_loaded",
               "name=%s arch=%s layers=%u ctx=%u device=\"%s\" gemm=%s isa=%s threads=%u "
               "attn=\"%s\" kv_dtype=%s kv_pages=%s chat=%s "

@@ -296,8 +296,8 @@ const struct opt_def wk_opts_table[] = {
      "Arithmetic; auto never goes below the file's own precision. fp8 (GPU), int8 (GPU, CPU with "
      "VNNI, Arm with dotprod): products with weights of the layers in 8 bits; on a GPU half of the "
      "memory. "
-     "file: what a GGUF file has in 4 to 8 bits stays so on a GPU, too, a third to a half of the "
-     "memory (on a CPU it does in any case)."},
+     "file: what a model's file has in 4 to 8 bits stays so on a GPU, too, a third to a half of "
+     "the memory (on a CPU it does in any case)."},
     {"kv-pages-dtype", OPT_ENUM, "auto", 0, 0, "auto|q8",
      "KV of running requests; auto: as the arithmetic; q8: 8 bits, half of bf16, a quarter of f32. "
      "On the CPU."},

@@ -57,20 +57,20 @@ struct pack_job {
     bool coded; /* as the file has them */
 };
 
+enum { GROUP = 16 }; /* rows together: see kn_mat_fill_codes(), PACKED_ROWS */
+
 /* Rows [row0, row0 + n) of the span as the file has them. */
 static int pack_codes(const struct pack_job *j, size_t row0, size_t n)
 {
-    enum { GROUP = 16 }; /* see kn_mat_fill_codes() */
     const struct span *s = j->s;
-    const size_t room = (model_codes_room(model_w_cols(j->c->model, s->w)) + 1) & ~(size_t)1;
+    const size_t k = model_w_cols(j->c->model, s->w);
     struct codes_row codes[GROUP];
-    char *buf = mem_alloc(GROUP * room);
+    char *buf = mem_alloc(GROUP * model_codes_room(k));
     int r = buf ? 0 : -ENOMEM;
+    if (buf) model_codes_place(k, GROUP, buf, codes);
     for (size_t i = row0, now; r == 0 && i < row0 + n; i += now) {
         now = row0 + n - i < GROUP ? row0 + n - i : GROUP;
-        for (size_t g = 0; r == 0 && g < now; g++)
-            r = model_codes(j->c->model, s->w, s->layer, s->row0 + i + g, buf + g * room,
-                            &codes[g]);
+        r = model_codes(j->c->model, s->w, s->layer, s->row0 + i, now, codes);
         if (r == 0) r = kn_mat_fill_codes(j->to, j->at + i, now, codes);
     }
     mem_free(buf);
@@ -98,8 +98,9 @@ static int pack_block(struct kn_stream *st, void *arg, size_t row0, size_t n)
     const struct pack_job *j = arg;
     const size_t k = model_w_cols(j->c->model, j->s->w);
     if (j->coded) return pack_codes(j, row0, n);
-    float *buf = mem_aligned(64, k * sizeof *buf);
-    const int r = buf ? pack_values(j, row0, n, buf, k) : -ENOMEM;
+    const size_t cap = (n < GROUP ? n : GROUP) * k;
+    float *buf = mem_aligned(64, cap * sizeof *buf);
+    const int r = buf ? pack_values(j, row0, n, buf, cap) : -ENOMEM;
     mem_free(buf);
     return r;
 }

@@ -337,6 +337,36 @@ void model_bind(struct model *m, enum model_w w, unsigned layer, struct weight x
     m->w[slot(w, layer)] = x;
 }
 
+int model_take_packed(struct model *m, const struct packed_layer *layer, struct packed *ret,
+                      struct err *err)
+{
+    int r = packed_take(&m->packed, m->tensors, layer, ret, err);
+    if (r < 0) return r;
+    m->cfg.n_packed++;
+    m->cfg.n_packed_apart += ret->type->form.bits == 0;
+    return 0;
+}
+
+void model_bind_packed(struct model *m, enum model_w w, unsigned layer, const struct packed *p,
+                       size_t n)
+{
+    model_bind(m, w, layer,
+               (struct weight){.data = p->codes,
+                               .type = p->type,
+                               .size_bytes = n * p->codes_bytes,
+                               .packed = p,
+                               .n_packed = n});
+}
+
+static int bind_packed(struct model *m, enum model_w w, unsigned layer,
+                       const struct packed_layer *of, struct err *err)
+{
+    struct packed *p = arena_alloc(&m->arena, sizeof(*p));
+    int r = p ? model_take_packed(m, of, p, err) : err_set(err, -ENOMEM, "out of memory");
+    if (r == 0) model_bind_packed(m, w, layer, p, 1);
+    return r;
+}
+
 static int bind_one(struct model *m, enum model_w w, unsigned layer, struct err *err)
 {
     const struct weight_kind *k = &kinds[w];
@@ -345,6 +375,9 @@ static int bind_one(struct model *m, enum model_w w, unsigned layer, struct err 
     const struct dims d = {1, place.rows, dim_size(&m->cfg, k->cols)};
     struct tensor *t = NULL;
     tensor_name(m, w, layer, place.rest, name, sizeof(name));
+    if (k->rows != DIM_1 && w != MODEL_EMBED && model_is_packed(m, name))
+        return bind_packed(m, w, layer, &(struct packed_layer){name, d.rows, d.cols, place.at},
+                           err);
     int r = model_take(m, name, d, &t, err);
     if (r < 0) return r;
     if (k->rows == DIM_1 && t->type->block != 1)
@@ -357,14 +390,33 @@ static int bind_one(struct model *m, enum model_w w, unsigned layer, struct err 
     return 0;
 }
 
+/* What AutoGPTQ gave layers that have no bias. */
+static bool zero_bias(const struct model *m, const struct tensor *t)
+{
+    static const char bias[] = ".bias";
+    const size_t len = strlen(t->name), n = sizeof(bias) - 1;
+    char layer[96];
+    if (m->packed.method != PACKED_GPTQ || !t->type || t->type->block != 1 || len < n ||
+        len - n + sizeof(".weight") > sizeof(layer) || strcmp(t->name + len - n, bias) != 0)
+        return false;
+    (void)snprintf(layer, sizeof(layer), "%.*s.weight", (int)(len - n), t->name);
+    bool zero = model_is_packed(m, layer);
+    for (size_t i = 0; zero && i < t->size_bytes / t->type->bytes; i++) {
+        float x;
+        quant_to_f32(t->type, t->data + i * t->type->bytes, 1, &x);
+        zero = x == 0;
+    }
+    return zero;
+}
+
 /* Tensors that carry nothing the engine would have to compute. */
-static bool harmless(const struct model *m, const char *name)
+static bool harmless(const struct model *m, const struct tensor *t)
 {
     static const char inv_freq[] = "rotary_emb.inv_freq"; /* old checkpoints saved the buffer */
-    size_t len = strlen(name), n = sizeof(inv_freq) - 1;
-    if (len >= n && strcmp(name + len - n, inv_freq) == 0) return true;
+    size_t len = strlen(t->name), n = sizeof(inv_freq) - 1;
+    if (len >= n && strcmp(t->name + len - n, inv_freq) == 0) return true;
     if (m->gguf) return false;
-    return m->cfg.tied && strcmp(name, "lm_head.weight") == 0;
+    return (m->cfg.tied && strcmp(t->name, "lm_head.weight") == 0) || zero_bias(m, t);
 }
 
 static int bind_layer(struct model *m, unsigned l, struct err *err)
@@ -390,7 +442,7 @@ static int bind_all(struct model *m, struct err *err)
     if (m->cfg.tied) m->w[MODEL_LM_HEAD] = m->w[MODEL_EMBED];
     for (size_t i = 0; i < m->tensors->n; i++) {
         const struct tensor *t = &m->tensors->t[i];
-        if (!t->used && !harmless(m, t->name))
+        if (!t->used && !harmless(m, t))
             return err_set(err, -ENOTSUP, "tensor \"%.80s\" is not known to architecture \"%s\"",
                            t->name, m->cfg.arch);
     }
@@ -414,6 +466,11 @@ static void hash_bytes(XXH3_state_t *st, const void *p, size_t n, size_t sample)
 static void hash_weight(XXH3_state_t *st, const struct model *m, size_t at)
 {
     const struct weight *x = &m->w[at];
+    const uint8_t *part;
+    for (size_t i = 0, bytes; i < x->n_packed; i++)
+        for (unsigned p = 0; (bytes = packed_part(&x->packed[i], p, &part)) > 0; p++)
+            hash_bytes(st, part, bytes, SAMPLE / x->n_packed);
+    if (x->n_packed) return;
     const bool experts =
         at >= N_GLOBAL &&
         kinds[N_GLOBAL + (at - N_GLOBAL) % (MODEL_W_COUNT - N_GLOBAL)].gguf == NULL;
@@ -459,6 +516,17 @@ static int print_more(const struct model_cfg *c, struct buf *b)
     return e;
 }
 
+static int print_weight(const struct weight *x, unsigned layer, int w, struct buf *b)
+{
+    int e = buf_addf(b, " %u.%d.%s.%zu", layer, w, x->type->name, x->size_bytes);
+    for (size_t i = 0; e == 0 && i < x->n_packed; i++) {
+        const struct packed *p = &x->packed[i];
+        e = buf_addf(b, ".%d.%u.%zu.%zu.%d.%s", p->method, p->bits, p->groups, p->row0, p->less_one,
+                     p->scale->name);
+    }
+    return e;
+}
+
 /* Everything that changes the numbers goes in; the model's name and its context length do not. */
 static int fingerprint(struct model *m, struct err *err)
 {
@@ -483,8 +551,7 @@ static int fingerprint(struct model *m, struct err *err)
     for (unsigned l = 0; l < c->L && e == 0; l++)
         for (int w = l == 0 ? 0 : N_GLOBAL; w < MODEL_W_COUNT && e == 0; w++)
             if (m->w[slot((enum model_w)w, l)].data)
-                e = buf_addf(&b, " %u.%d.%s.%zu", l, w, m->w[slot((enum model_w)w, l)].type->name,
-                             m->w[slot((enum model_w)w, l)].size_bytes);
+                e = print_weight(&m->w[slot((enum model_w)w, l)], l, w, &b);
     if (e == 0) (void)XXH3_128bits_update(&st, b.data, b.len);
     buf_fini(&b);
     if (e < 0) return err_set(err, -ENOMEM, "out of memory");
@@ -572,6 +639,7 @@ int model_open(const char *path, struct model **ret, struct err *err)
         (void)err_set(err, r, "%s: out of memory", map_path_tail(path));
     } else {
         m->where = map_path_tail(m->path);
+        arena_init(&m->arena);
         r = load_model(m, err);
     }
     if (r < 0)
@@ -591,6 +659,7 @@ void model_close(struct model *m)
     mem_free(m->long_factors);
     mem_free(m->w);
     mem_free(m->parts);
+    arena_fini(&m->arena);
     mem_free(m->path);
     mem_free(m);
 }
@@ -677,6 +746,24 @@ static void expert_rows(const struct weight *x, size_t cols, size_t row0, size_t
         }
 }
 
+/* Row `row` and those behind it that are read together with it: of one layer, n at most. */
+static const struct packed *packed_rows(const struct model *m, const struct weight *x,
+                                        enum model_w w, size_t n, size_t *row, size_t *ret_n)
+{
+    const size_t per = model_w_rows(m, w) / x->n_packed;
+    const struct packed *p = &x->packed[*row / per];
+    *row %= per;
+    if (n > per - *row) n = per - *row;
+    /* Where rows share words, whole ones. */
+    const size_t most = PACKED_ROWS - (p->row0 + *row) % (PACKED_ROWS / 2);
+    *ret_n = n < most ? n : most;
+    if (m->permuted && (w == MODEL_Q || w == MODEL_K)) {
+        *row = interleaved(*row, &m->cfg);
+        *ret_n = 1;
+    }
+    return p;
+}
+
 int model_rows(const struct model *m, enum model_w w, unsigned layer, size_t row0, size_t n,
                float *out)
 {
@@ -689,7 +776,13 @@ int model_rows(const struct model *m, enum model_w w, unsigned layer, size_t row
         return 0;
     }
     size_t row_bytes = cols / x->type->block * x->type->bytes;
-    if (x->step) {
+    if (x->n_packed) {
+        for (size_t i = 0, now; i < n; i += now) {
+            size_t row = row0 + i;
+            const struct packed *p = packed_rows(m, x, w, n - i, &row, &now);
+            packed_values(p, row, now, out + i * cols);
+        }
+    } else if (x->step) {
         expert_rows(x, cols, row0, n, out);
     } else if (m->permuted && (w == MODEL_Q || w == MODEL_K)) {
         for (size_t i = 0; i < n; i++)
@@ -713,7 +806,7 @@ int model_rows(const struct model *m, enum model_w w, unsigned layer, size_t row
 
 size_t model_codes_room(size_t cols)
 {
-    return cols * 2 + cols / 32 * (2 + 2) + cols / 16 * (1 + 1);
+    return cols * 2 + cols / 32 * (2 + 2) + cols / 16 * (1 + 1); /* even */
 }
 
 /* A row of a weight with a step, into ret's arrays. */
@@ -729,22 +822,37 @@ static void expert_codes(const struct weight *x, size_t cols, size_t row,
     }
 }
 
-int model_codes(const struct model *m, enum model_w w, unsigned layer, size_t row, void *room,
-                struct codes_row *ret)
+void model_codes_place(size_t cols, size_t n, void *room, struct codes_row *ret)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint16_t *d = (uint16_t *)((char *)room + i * model_codes_room(cols)), *m = d + cols / 32;
+        int8_t *q = (int8_t *)(m + cols / 32), *s = q + 2 * cols;
+        ret[i] = (struct codes_row){q, d, m, s, (uint8_t *)s + cols / 16};
+    }
+}
+
+int model_codes(const struct model *m, enum model_w w, unsigned layer, size_t row0, size_t n,
+                const struct codes_row *rows)
 {
     const struct weight *x = weight_of(m, w, layer);
     if (!x) return -ENOENT;
-    const size_t cols = model_w_cols(m, w), row_bytes = cols / x->type->block * x->type->bytes;
-    if (row >= model_w_rows(m, w) || x->type->form.bits == 0) return -EINVAL;
-    if (m->permuted && (w == MODEL_Q || w == MODEL_K)) row = interleaved(row, &m->cfg);
-    uint16_t *d = room, *mins = d + cols / 32;
-    int8_t *q = (int8_t *)(mins + cols / 32), *s = q + 2 * cols;
-    *ret = (struct codes_row){q, d, mins, s, (uint8_t *)s + cols / 16};
-    size_t n;
-    if (x->step)
-        expert_codes(x, cols, row, ret);
-    else
-        quant_to_codes(x->type, rows_at(m, x, w, row, row_bytes, &n), cols, ret);
+    const size_t n_rows = model_w_rows(m, w), cols = model_w_cols(m, w);
+    const size_t row_bytes = cols / x->type->block * x->type->bytes;
+    if (row0 > n_rows || n > n_rows - row0 || x->type->form.bits == 0) return -EINVAL;
+    for (size_t i = 0, now; i < n; i += now) {
+        size_t row = row0 + i, follow;
+        now = 1;
+        if (x->n_packed) {
+            const struct packed *p = packed_rows(m, x, w, n - i, &row, &now);
+            packed_codes(p, row, now, rows + i);
+            continue;
+        }
+        if (m->permuted && (w == MODEL_Q || w == MODEL_K)) row = interleaved(row, &m->cfg);
+        if (x->step)
+            expert_codes(x, cols, row, &rows[i]);
+        else
+            quant_to_codes(x->type, rows_at(m, x, w, row, row_bytes, &follow), cols, &rows[i]);
+    }
     return 0;
 }
 
@@ -758,9 +866,12 @@ void model_read_ahead(const struct model *m, unsigned layer)
 {
     for (int w = N_GLOBAL; !m->random && w < GLOBAL_TOO; w++) {
         const struct weight *x = weight_of(m, (enum model_w)w, layer);
-        const size_t parts = !x ? 0 : x->part ? m->cfg.experts.n : 1;
+        const size_t parts = !x ? 0 : x->n_packed ? x->n_packed : x->part ? m->cfg.experts.n : 1;
         for (size_t i = 0; i < parts; i++)
-            map_read_ahead(x->part ? x->part[i] : x->data, x->size_bytes / parts);
+            map_read_ahead(x->n_packed ? x->packed[i].codes
+                           : x->part   ? x->part[i]
+                                       : x->data,
+                           x->size_bytes / parts);
     }
 }
 

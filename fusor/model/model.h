@@ -79,6 +79,8 @@ struct model_cfg {
     float logit_scale;         /* of the head's products */
     bool file_f32;             /* weights stored as F32 (decides dtype auto) */
     bool file_bf16_or_less;    /* 16 bits or fewer per weight */
+    unsigned n_packed;         /* linear layers of a quantization_config (packed.h), and of them */
+    unsigned n_packed_apart;   /* those that no form of codes fits: they come as values alone */
     uint64_t fingerprint[2];   /* of configuration and weights */
 };
 enum model_w {                  /* weight kinds; per-layer ones take a layer index */
@@ -130,12 +132,14 @@ bool model_has(const struct model *m, enum model_w w, unsigned layer);
 /* Rows [row0, row0+n) as f32 into out [n, row length]; vectors are one row. */
 int model_rows(const struct model *m, enum model_w w, unsigned layer, size_t row0, size_t n,
                float *out);
-/* How the file has the rows of w (all 0: f32, or there is no file), and one of them, taken apart in
- * `room` of model_codes_room() bytes, aligned to 2. A weight that is f32 has none: -EINVAL. */
+/* How the file has the rows of w; all 0: f32, or there is no file. */
 struct codes_form model_form(const struct model *m, enum model_w w, unsigned layer);
-size_t model_codes_room(size_t cols);
-int model_codes(const struct model *m, enum model_w w, unsigned layer, size_t row, void *room,
-                struct codes_row *ret);
+/* n of its rows, taken apart into the arrays of `rows`, for which model_codes_place() finds places
+ * in n times model_codes_room() bytes, aligned to 2. A weight that is f32 has none: -EINVAL. */
+size_t model_codes_room(size_t cols); /* even */
+void model_codes_place(size_t cols, size_t n, void *room, struct codes_row *ret);
+int model_codes(const struct model *m, enum model_w w, unsigned layer, size_t row0, size_t n,
+                const struct codes_row *rows);
 /* What was read so far is packed: pages of the files leave the process (map_drop_pages()). */
 void model_drop_pages(const struct model *m);
 /* This layer is packed next: what of it is on a disk alone is asked for. */

@@ -114,16 +114,27 @@ static int bind_separate(struct model *m, unsigned layer, unsigned kind, struct 
     static const char *const names[][1 + N_KINDS] = {
         {"mlp.experts", "gate_proj", "up_proj", "down_proj"},
         {"block_sparse_moe.experts", "w1", "w3", "w2"}};
-    const size_t family = m->arch->experts.mixtral_names;
+    const size_t family = m->arch->experts.mixtral_names, n = m->cfg.experts.n;
+    const struct dims d = shape_of(&m->cfg, kind, 1);
     const uint8_t **at = places(m, layer, kind);
+    struct packed *packed = NULL;
     struct weight w = {.part = at};
-    for (unsigned e = 0; e < m->cfg.experts.n; e++) {
+    for (unsigned e = 0; e < n; e++) {
         char name[96];
         struct tensor *t = NULL;
         (void)snprintf(name, sizeof(name), "model.layers.%u.%s.%u.%s.weight", layer,
                        names[family][0], e, names[family][1 + kind]);
-        int r = model_take(m, name, shape_of(&m->cfg, kind, 1), &t, err);
+        if (e == 0 && model_is_packed(m, name)) {
+            packed = arena_alloc(&m->arena, n * sizeof(*packed));
+            if (!packed) return err_set(err, -ENOMEM, "out of memory");
+        }
+        int r = packed ? model_take_packed(m, &(struct packed_layer){name, d.rows, d.cols, 0},
+                                           &packed[e], err)
+                       : model_take(m, name, d, &t, err);
         if (r < 0) return r;
+        if (packed && packed[e].type != packed[0].type)
+            return err_set(err, -ENOTSUP, "\"%s\" has another form than those before it", name);
+        if (packed) continue;
         if (w.type && w.type != t->type)
             return err_set(err, -ENOTSUP, "tensor \"%s\" is %s, and those before it %s", name,
                            t->type->name, w.type->name);
@@ -132,7 +143,10 @@ static int bind_separate(struct model *m, unsigned layer, unsigned kind, struct 
         w.type = t->type;
         w.size_bytes += t->size_bytes;
     }
-    model_bind(m, weight_kind(kind), layer, w);
+    if (packed)
+        model_bind_packed(m, weight_kind(kind), layer, packed, n);
+    else
+        model_bind(m, weight_kind(kind), layer, w);
     return 0;
 }
 

@@ -9,6 +9,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 enum { CONFIG_BYTES_MAX = 4 << 20 }; /* chosen: real ones have a few KiB */
 
@@ -386,10 +387,161 @@ static int refuse_activation(struct reader *d, const struct model_arch *a, json_
     return d->r;
 }
 
-static bool in_mxfp4(const struct model_arch *a, json_t *quantization)
+/* ---- quantization_config ---- */
+
+/* The string under the first of keys that is given; NULL: none is. */
+static const char *word(struct reader *d, json_t *o, const char *const *keys, const char *dflt)
 {
-    const char *method = json_string_value(json_object_get(quantization, "quant_method"));
-    return a->experts.in_turns && method && strcmp(method, "mxfp4") == 0;
+    json_t *v = NULL;
+    for (; *keys && !v; keys++)
+        v = take(d, o, *keys);
+    if (v && !json_is_string(v))
+        d->r = err_set(d->err, -EBADMSG, "quantization_config: a name is not a string");
+    return d->r < 0 ? dflt : v ? json_string_value(v) : dflt;
+}
+
+static int not_read(struct reader *d, const char *what, const char *value, const char *read)
+{
+    if (d->r < 0) return d->r;
+    return err_set(d->err, -ENOTSUP, "quantization_config: %s \"%.40s\" is not supported, only %s",
+                   what, value, read);
+}
+
+/* A group size; -1 or null: a row is one. */
+static unsigned group_size(struct reader *d, json_t *o, const char *key, long long dflt)
+{
+    json_t *v = take(d, o, key);
+    if (json_is_integer(v) && json_integer_value(v) == -1) return 0;
+    const unsigned n = count(d, o, key, dflt);
+    if (d->r == 0 && v && n == 0) d->r = err_set(d->err, -EBADMSG, "\"%s\" is 0", key);
+    return n;
+}
+
+static int read_awq(struct reader *d, json_t *q, struct packed_cfg *c)
+{
+    static const char *const versions[] = {"version", "format", "checkpoint_format", NULL};
+    const char *version = word(d, q, versions, "gemm");
+    c->bits = count(d, q, given(q, "w_bit") ? "w_bit" : "bits", 4);
+    c->group = group_size(d, q, given(q, "q_group_size") ? "q_group_size" : "group_size", 128);
+    c->has_zeros = true;
+    if (d->r == 0 && strcasecmp(version, "gemm") != 0)
+        return not_read(d, "AWQ version", version, "\"gemm\"");
+    if (!flag(d, q, "zero_point", true))
+        return not_read(d, "zero_point", "false", "AWQ with zeros");
+    if (d->r == 0 && c->bits != 4)
+        return err_set(d->err, -ENOTSUP, "quantization_config: AWQ has 4 bits, not %u", c->bits);
+    return d->r;
+}
+
+static int read_gptq(struct reader *d, json_t *q, struct packed_cfg *c)
+{
+    static const char *const formats[] = {"checkpoint_format", "format", NULL};
+    const char *format = word(d, q, formats, "gptq");
+    json_t *dynamic = take(d, q, "dynamic");
+    c->bits = count(d, q, "bits", -1);
+    c->group = group_size(d, q, "group_size", -1);
+    c->has_zeros = true;
+    c->mixed = json_object_size(dynamic) > 0;
+    c->less_one = strcmp(format, "gptq_v2") != 0;
+    if (c->less_one && strcmp(format, "gptq") != 0)
+        return not_read(d, "GPTQ format", format, "\"gptq\" and \"gptq_v2\"");
+    if (flag(d, q, "is_marlin_format", false))
+        return not_read(d, "GPTQ format", "marlin", "\"gptq\" and \"gptq_v2\"");
+    if (d->r == 0 && c->bits != 2 && c->bits != 3 && c->bits != 4 && c->bits != 8)
+        return err_set(d->err, -ENOTSUP, "quantization_config: GPTQ has 2, 3, 4 or 8 bits, not %u",
+                       c->bits);
+    return d->r;
+}
+
+/* How a group of modules' weights are quantised. */
+static int read_scheme(struct reader *d, json_t *scheme, struct packed_cfg *c)
+{
+    static const char *const types[] = {"type", NULL}, *const strategies[] = {"strategy", NULL};
+    static const char *const formats[] = {"format", NULL};
+    static const char only[] = "integer weights by \"group\" or \"channel\"";
+    json_t *w = take(d, scheme, "weights");
+    if (!json_is_object(w))
+        return err_set(d->err, -EBADMSG, "quantization_config: a group has no \"weights\"");
+    const char *type = word(d, w, types, "int");
+    const char *strategy = word(d, w, strategies, given(w, "group_size") ? "group" : "channel");
+    const char *format = word(d, scheme, formats, "pack-quantized");
+    const bool by_group = strcmp(strategy, "group") == 0;
+    c->bits = count(d, w, "num_bits", 8);
+    c->group = by_group ? group_size(d, w, "group_size", -1) : 0;
+    c->has_zeros = !flag(d, w, "symmetric", true);
+    if (given(scheme, "input_activations") || given(scheme, "output_activations"))
+        return not_read(d, "compressed-tensors of", "activations", only);
+    if (strcmp(format, "pack-quantized") != 0)
+        return not_read(d, "format", format, "pack-quantized");
+    if (strcmp(type, "int") != 0) return not_read(d, "type", type, only);
+    if (!by_group && strcmp(strategy, "channel") != 0)
+        return not_read(d, "strategy", strategy, only);
+    if (d->r == 0 && c->bits != 4 && c->bits != 8)
+        return err_set(d->err, -ENOTSUP,
+                       "quantization_config: pack-quantized weights of %u bits, not 4 or 8",
+                       c->bits);
+    return d->r;
+}
+
+static bool same_scheme(const struct packed_cfg *a, const struct packed_cfg *b)
+{
+    return a->bits == b->bits && a->group == b->group && a->has_zeros == b->has_zeros;
+}
+
+static int read_tensors(struct reader *d, json_t *q, struct packed_cfg *c)
+{
+    static const char *const formats[] = {"format", NULL};
+    static const char *const refused[] = {"kv_cache_scheme", "transform_config"};
+    const char *format = word(d, q, formats, "?"), *key;
+    json_t *groups = take(d, q, "config_groups"), *sparse = take(d, q, "sparsity_config"), *scheme;
+    struct packed_cfg first = *c;
+    size_t n = 0;
+    if (d->r == 0 && strcmp(format, "pack-quantized") != 0)
+        return not_read(d, "compressed-tensors format", format, "\"pack-quantized\"");
+    for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++)
+        if (json_object_size(take(d, q, refused[i])) > 0)
+            return not_read(d, "compressed-tensors with", refused[i], "weights");
+    const char *sparsity = word(d, sparse, formats, "dense");
+    if (strcmp(sparsity, "dense") != 0) return not_read(d, "sparsity", sparsity, "\"dense\"");
+    if (d->r == 0 && json_object_size(groups) == 0)
+        return err_set(d->err, -EBADMSG, "quantization_config: \"config_groups\" is missing");
+    json_object_foreach(groups, key, scheme)
+    {
+        struct packed_cfg next = *c;
+        int r = read_scheme(d, scheme, &next);
+        if (r < 0) return r;
+        if (n++ == 0) first = next;
+        first.mixed = first.mixed || !same_scheme(&first, &next);
+    }
+    *c = first;
+    return d->r;
+}
+
+/* Which layers it holds for, their tensors say: those that it names as left out have "weight". */
+static int read_quantization(struct reader *d, struct model *m, json_t *j)
+{
+    static const char *const methods[] = {
+        [PACKED_AWQ] = "awq", [PACKED_GPTQ] = "gptq", [PACKED_TENSORS] = "compressed-tensors"};
+    static const char *const keys[] = {"quant_method", NULL};
+    static const char read[] = "awq, gptq and compressed-tensors (pack-quantized)";
+    const struct model_arch_experts *e = &m->arch->experts;
+    json_t *q = take(d, j, "quantization_config");
+    if (!q) return d->r;
+    const char *method = word(d, q, keys, "?");
+    if (d->r < 0) return d->r;
+    if (e->in_turns && strcmp(method, "mxfp4") == 0) return 0;
+    if (e->in_turns || e->in_columns)
+        return not_read(d, "method", method, e->in_turns ? "mxfp4 with this architecture" : "none");
+    enum packed_method is = PACKED_AWQ;
+    while (is <= PACKED_TENSORS && strcmp(method, methods[is]) != 0)
+        is++;
+    if (is > PACKED_TENSORS) return not_read(d, "method", method, read);
+    struct packed_cfg c = {.method = is};
+    int r = is == PACKED_AWQ    ? read_awq(d, q, &c)
+            : is == PACKED_GPTQ ? read_gptq(d, q, &c)
+                                : read_tensors(d, q, &c);
+    if (r == 0) m->packed = c;
+    return r;
 }
 
 static int refuse_hf_features(struct reader *d, const struct model_arch *a, json_t *j)
@@ -399,8 +551,6 @@ static int refuse_hf_features(struct reader *d, const struct model_arch *a, json
     if (flag(d, j, "use_bidirectional_attention", false))
         return err_set(d->err, -ENOTSUP, "attends in both directions");
     if (given(j, "clip_qkv")) return err_set(d->err, -ENOTSUP, "clamps Q, K and V (clip_qkv)");
-    if (given(j, "quantization_config") && !in_mxfp4(a, json_object_get(j, "quantization_config")))
-        return err_set(d->err, -ENOTSUP, "has a quantization_config, which is not supported");
     if (flag(d, j, "use_parallel_residual", false))
         return err_set(d->err, -ENOTSUP,
                        "computes attention and feed-forward part beside each other "
@@ -459,6 +609,7 @@ static int read_config(struct model *m, json_t *j, struct err *err)
     const struct model_arch *a = m->arch;
     (void)snprintf(c->arch, sizeof(c->arch), "%s", a->name);
     r = refuse_hf_features(&d, a, j);
+    if (r == 0) r = read_quantization(&d, m, j);
     if (r == 0) r = read_dims(&d, m, j);
     if (r == 0) r = read_experts(&d, m, j);
     if (r == 0) r = read_rope(&d, m, j);

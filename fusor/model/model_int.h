@@ -2,10 +2,12 @@
 #ifndef FUSOR_MODEL_MODEL_INT_H
 #define FUSOR_MODEL_MODEL_INT_H
 
+#include "base/mem.h"
 #include "base/rng.h"
 #include "fusor/model/arch.h"
 #include "fusor/model/gguf.h"
 #include "fusor/model/model.h"
+#include "fusor/model/packed.h"
 #include "fusor/model/quant.h"
 #include "fusor/model/safetensors.h"
 #include "fusor/model/tensors.h"
@@ -20,6 +22,8 @@ struct weight {          /* one bound tensor, or as many as there are experts */
     size_t columns;        /* those are columns, so many of each expert; 0: rows */
     size_t per;            /* of each expert the weight has so many, from first on; 0: by steps */
     const uint8_t *scales; /* of MXFP4 codes that stand apart from them, or NULL */
+    const struct packed *packed; /* [n_packed] as many rows of each; data is the first's codes */
+    size_t n_packed;             /* 1, or experts.n; 0: rows are in data */
 };
 
 struct model {
@@ -38,6 +42,8 @@ struct model {
     float *freq_factors, *long_factors;
     struct weight *w;      /* [3 + L * (MODEL_W_COUNT - 3)] */
     const uint8_t **parts; /* [3 * L * experts.n] what weights' `part` points into, or NULL */
+    struct packed_cfg packed;
+    struct arena arena; /* what weights' `packed` points into */
 };
 
 /* Limits of what a file may ask for; chosen well above any published model. */
@@ -77,6 +83,16 @@ int model_find(const struct model *m, const char *name, struct dims d, struct te
 int model_take(struct model *m, const char *name, struct dims d, struct tensor **ret,
                struct err *err);
 void model_bind(struct model *m, enum model_w w, unsigned layer, struct weight x);
+/* The same of layers of a quantization_config, if the model has such of this name: */
+static inline bool model_is_packed(const struct model *m, const char *name)
+{
+    return packed_has(&m->packed, m->tensors, name);
+}
+int model_take_packed(struct model *m, const struct packed_layer *layer, struct packed *ret,
+                      struct err *err);
+/* n of them, of one form, one below the other. */
+void model_bind_packed(struct model *m, enum model_w w, unsigned layer, const struct packed *p,
+                       size_t n);
 /* ---- model_experts.c ---- */
 /* -EBADMSG where cfg has what cannot be a mixture; else cfg's F follows. Binds its
  * weights of a layer. */

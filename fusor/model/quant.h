@@ -30,7 +30,8 @@ enum { /* ggml type ids */
        QUANT_IQ4_NL = 20,
        QUANT_IQ4_XS = 23,
        QUANT_BF16 = 30,
-       QUANT_MXFP4 = 39
+       QUANT_MXFP4 = 39,
+       QUANT_PACKED = 1 << 16 /* of no GGUF file: packed.h */
 };
 
 /* Fills *out; arrays that a form has not may be NULL. */

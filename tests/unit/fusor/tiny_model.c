@@ -273,19 +273,24 @@ size_t model_codes_room(size_t cols)
     return cols + cols / Q4_GROUP * sizeof(uint16_t);
 }
 
-int model_codes(const struct model *m, enum model_w w, unsigned layer, size_t row, void *room,
-                struct codes_row *ret)
+void model_codes_place(size_t cols, size_t n, void *room, struct codes_row *ret)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint16_t *d = (uint16_t *)((char *)room + i * model_codes_room(cols));
+        ret[i] = (struct codes_row){.q = (int8_t *)(d + cols / Q4_GROUP), .d = d};
+    }
+}
+
+int model_codes(const struct model *m, enum model_w w, unsigned layer, size_t row0, size_t n,
+                const struct codes_row *rows)
 {
     const size_t cols = model_w_cols(m, w);
-    uint16_t *d = room;
-    int8_t *q = (int8_t *)(d + cols / Q4_GROUP);
-    float *x = mem_alloc(cols * sizeof *x);
-    int r = x ? model_rows(m, w, layer, row, 1, x) : -ENOMEM;
-    for (size_t i = 0; r == 0 && i < cols; i++)
-        q[i] = code(x[i]);
-    for (size_t i = 0; i < cols / Q4_GROUP; i++)
-        d[i] = Q4_D;
-    *ret = (struct codes_row){.q = q, .d = d};
+    float *x = mem_alloc(n * cols * sizeof *x);
+    int r = x ? model_rows(m, w, layer, row0, n, x) : -ENOMEM;
+    for (size_t i = 0; r == 0 && i < n * cols; i++)
+        rows[i / cols].q[i % cols] = code(x[i]);
+    for (size_t i = 0; i < n * (cols / Q4_GROUP); i++)
+        rows[i / (cols / Q4_GROUP)].d[i % (cols / Q4_GROUP)] = Q4_D;
     mem_free(x);
     return r;
 }
