@@ -1,13 +1,14 @@
 /* kvblend-bench start: what opening a model's file costs beside reading it.
  *
- * Every round reads the file and starts a process that opens it, packs its weights and runs the
- * self-test, first with the file out of the system's cache (posix_fadvise), then with it in there.
- * A process of its own, so that its memory is the model's: what is resident at the end, and the
- * most that ever was. The cache's clean pages can be had back any time; pages of the file that are
- * mapped are counted as the process's. */
+ * Every round reads the file (of a folder, model.safetensors) and starts a process that opens it,
+ * packs its weights and runs the self-test, first with the file out of the system's cache
+ * (posix_fadvise), then with it in there. A process of its own, so that its memory is the model's:
+ * what is resident at the end, and the most that ever was. The cache's clean pages can be had back
+ * any time; pages of the file that are mapped are counted as the process's. */
 #include "tools/bench/child.h"
 #include "tools/bench/device.h"
 
+#include "base/buf.h"
 #include "base/clock.h"
 #include "base/mem.h"
 
@@ -27,7 +28,7 @@ struct started {
     double open_s, test_s, own, file, most;
 };
 struct start {
-    const char *path;
+    const char *path, *file; /* the model; what it is read from */
     const struct opts *opts;
     size_t n; /* rounds that are done */
     struct {
@@ -96,7 +97,7 @@ static int in_child(const struct start *s, struct started *ret, struct err *err)
 /* From one end to the other; out of the cache first where it is to be cold. */
 static int read_file(const struct start *s, int state, double *ret_s, struct err *err)
 {
-    const int fd = open(s->path, O_RDONLY | O_CLOEXEC);
+    const int fd = open(s->file, O_RDONLY | O_CLOEXEC);
     char *piece = mem_alloc(PIECE);
     ssize_t n = fd < 0 || !piece ? -1 : 1;
     if (n > 0 && state == COLD) (void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
@@ -107,7 +108,7 @@ static int read_file(const struct start *s, int state, double *ret_s, struct err
     if (n == 0 && state == COLD) (void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
     mem_free(piece);
     if (fd >= 0) (void)close(fd);
-    return n == 0 ? 0 : err_set(err, -EIO, "%s: cannot be read", s->path);
+    return n == 0 ? 0 : err_set(err, -EIO, "%s: cannot be read", s->file);
 }
 
 static int one_round(struct start *s, struct err *err)
@@ -150,15 +151,22 @@ static void report_start(struct start *s, json_t *rows)
 static int run_start(const struct opts *opts, struct err *err)
 {
     struct start *s = mem_zalloc(sizeof *s);
+    struct buf in_folder = BUF_INIT;
     struct stat st;
     json_t *meta = bench_meta(), *rows = json_array();
     const char *path = opt_given(opts, "model") ? opt_str(opts, "model") : "";
     const size_t reps = (size_t)opt_int(opts, "reps");
+    const char *file = path;
     int r = s ? 0 : -ENOMEM;
-    if (r == 0 && (stat(path, &st) < 0 || !S_ISREG(st.st_mode)))
-        r = err_set(err, -EINVAL, "--model has to be a file");
+    if (r == 0 && stat(path, &st) == 0 && S_ISDIR(st.st_mode)) {
+        r = buf_addf(&in_folder, "%s/model.safetensors", path);
+        file = r == 0 ? buf_cstr(&in_folder) : path;
+    }
+    if (r == 0 && (stat(file, &st) < 0 || !S_ISREG(st.st_mode)))
+        r = err_set(err, -EINVAL, "--model has to be a file, or a folder with model.safetensors");
     if (r == 0) {
         s->path = path;
+        s->file = file;
         s->opts = opts;
     }
     bench_stop_watch();
@@ -173,6 +181,7 @@ static int run_start(const struct opts *opts, struct err *err)
     }
     json_decref(meta);
     json_decref(rows);
+    buf_fini(&in_folder);
     mem_free(s);
     return r;
 }

@@ -2,22 +2,24 @@
 """A GGUF file with the layers of a published model and random 4-bit weights, for measurements of what its shape costs.
 
 Run: python3 tests/data/make/make_shape.py SHAPE OUT.gguf [--tokenizer FILE.gguf]   (needs numpy, gguf)
+     python3 tests/data/make/make_shape.py SHAPE FOLDER --awq                       (needs numpy)
 
-Q4_0, but for norms. Vocabulary and chat template are those of the GGUF file named (else SmolLM2's that tools/get-model
-fetches), so the embedding has its number of rows, and the output is tied to it. Values spread as in
-fusor/model/shape.c: nothing comes near a format's end, and attention rests on few keys.
+With --awq a folder as AutoAWQ writes it: groups of 128 with zeros, embedding and head in F16, no tokenizer; for
+`kvblend-bench start`. Else Q4_0, but for norms. Vocabulary and chat template are those of the GGUF file named (else
+SmolLM2's that tools/get-model fetches), so the embedding has its number of rows, and the output is tied to it. Values
+spread as in fusor/model/shape.c: nothing comes near a format's end, and attention rests on few keys.
 """
 import argparse
+import json
 import os
 
-import gguf
 import numpy as np
 
 # Source: config.json of mistralai/Mistral-7B-Instruct-v0.2, Qwen/Qwen3-8B, meta-llama/Llama-3.2-3B-Instruct.
-SHAPES = {"mistral-7b": dict(arch="llama", L=32, D=4096, H=32, G=8, K=128, F=14336, eps=1e-5, base=1e6),
-          "qwen3-8b": dict(arch="qwen3", L=36, D=4096, H=32, G=8, K=128, F=12288, eps=1e-6, base=1e6),
-          "llama-3.2-3b": dict(arch="llama", L=28, D=3072, H=24, G=8, K=128, F=8192, eps=1e-5, base=5e5)}
-Q4_0 = gguf.GGMLQuantizationType.Q4_0
+SHAPES = {"mistral-7b": dict(arch="llama", L=32, D=4096, H=32, G=8, K=128, F=14336, V=32000, eps=1e-5, base=1e6),
+          "qwen3-8b": dict(arch="qwen3", L=36, D=4096, H=32, G=8, K=128, F=12288, V=151936, eps=1e-6, base=1e6),
+          "llama-3.2-3b": dict(arch="llama", L=28, D=3072, H=24, G=8, K=128, F=8192, V=128256, eps=1e-5, base=5e5)}
+GROUP = 128
 CODE_SPREAD = 85 ** 0.5 / 2  # of codes -8 … 7, all as likely, about their mean
 
 
@@ -51,7 +53,65 @@ def tensors(s, vocabulary):
         yield b + "ffn_down.weight", D, F, added * F ** -0.5
 
 
+def hub_name(name):
+    """A tensor's name in a folder, without ".weight"."""
+    if not name.startswith("blk."):
+        return {"token_embd.weight": "model.embed_tokens", "output_norm.weight": "model.norm", "output.weight": "lm_head"}[name]
+    _, layer, part, _ = name.split(".")
+    parts = {"attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
+             "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm",
+             "attn_k_norm": "self_attn.k_norm", "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj",
+             "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+    return f"model.layers.{layer}.{parts[part]}"
+
+
+def awq_tensors(rng, name, rows, cols, spread):
+    """(name, type, array) of one tensor, or of the three of a linear layer. Codes are all as likely, zeros 7 or 8."""
+    name = hub_name(name)
+    if not rows:
+        yield name + ".weight", "F16", np.full(cols, spread, dtype=np.float16)
+    elif "layers" not in name:
+        yield name + ".weight", "F16", (rng.standard_normal((rows, cols), dtype=np.float32) * spread).astype(np.float16)
+    else:
+        groups = cols // GROUP
+        yield name + ".qweight", "I32", rng.integers(0, 1 << 32, (cols, rows // 8), dtype=np.uint32)
+        yield name + ".qzeros", "I32", rng.integers(0, 1 << 32, (groups, rows // 8), dtype=np.uint32) & 0x11111111 | 0x66666666
+        yield name + ".scales", "F16", np.full((groups, rows), spread / CODE_SPREAD, dtype=np.float16)
+
+
+def make_awq(shape, out):
+    s = SHAPES[shape]
+    classes = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+    config = dict(architectures=[classes[s["arch"]]], hidden_size=s["D"], intermediate_size=s["F"], num_hidden_layers=s["L"],
+                  num_attention_heads=s["H"], num_key_value_heads=s["G"], head_dim=s["K"], vocab_size=s["V"],
+                  max_position_embeddings=32768, rms_norm_eps=s["eps"], rope_theta=s["base"], tie_word_embeddings=False,
+                  quantization_config=dict(quant_method="awq", bits=4, group_size=GROUP, zero_point=True, version="gemm"))
+    os.makedirs(out)
+    with open(os.path.join(out, "config.json"), "w") as f:
+        json.dump(config, f, indent=2)
+    specs = list(tensors(s, s["V"])) + [("output.weight", s["V"], s["D"], 3 / s["D"] ** 0.5)]
+    header, at = {}, 0
+    for spec in specs:  # places first: sizes do not depend on the numbers
+        name, rows, cols, _ = spec
+        layer = rows and name.startswith("blk.")
+        parts = ([(".qweight", "I32", [cols, rows // 8]), (".qzeros", "I32", [cols // GROUP, rows // 8]),
+                  (".scales", "F16", [cols // GROUP, rows])] if layer else [(".weight", "F16", [rows, cols] if rows else [cols])])
+        for end, kind, dims in parts:
+            size = int(np.prod(dims)) * (4 if kind == "I32" else 2)
+            header[hub_name(name) + end] = dict(dtype=kind, shape=dims, data_offsets=[at, at + size])
+            at += size
+    text = json.dumps(header).encode()
+    rng = np.random.default_rng(1)
+    with open(os.path.join(out, "model.safetensors"), "wb") as f:
+        f.write(len(text).to_bytes(8, "little") + text)
+        for spec in specs:
+            for _, _, array in awq_tensors(rng, *spec):
+                array.tofile(f)
+
+
 def make(shape, out, tokenizer):
+    import gguf
+    q4_0 = gguf.GGMLQuantizationType.Q4_0
     s = SHAPES[shape]
     source = gguf.GGUFReader(tokenizer)
     w = gguf.GGUFWriter(out, s["arch"])
@@ -74,7 +134,7 @@ def make(shape, out, tokenizer):
     vocabulary = len(source.fields["tokenizer.ggml.tokens"].data)
     for name, rows, cols, _ in tensors(s, vocabulary):
         if rows:
-            w.add_tensor_info(name, (rows, cols // 32 * 18), np.dtype(np.uint8), rows * cols // 32 * 18, Q4_0)
+            w.add_tensor_info(name, (rows, cols // 32 * 18), np.dtype(np.uint8), rows * cols // 32 * 18, q4_0)
         else:
             w.add_tensor_info(name, (cols,), np.dtype(np.float32), 4 * cols)
     w.write_header_to_file()
@@ -91,7 +151,10 @@ def main():
     args.add_argument("shape", choices=SHAPES)
     args.add_argument("out")
     args.add_argument("--tokenizer", default=os.path.expanduser("~/.cache/kvblend/models/SmolLM2-135M-Instruct.Q4_1.gguf"))
+    args.add_argument("--awq", action="store_true")
     args = args.parse_args()
+    if args.awq:
+        return make_awq(args.shape, args.out)
     make(args.shape, args.out, args.tokenizer)
 
 
