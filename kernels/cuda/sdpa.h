@@ -4,8 +4,8 @@
  * sdpa_open() → sdpa_prepare() for each number of keys → sdpa_fits(), sdpa_run() … → sdpa_close()
  * before the device goes. A plan is for up to so many keys; how many rows and keys a call has it
  * reads from the device's memory, so no request waits for one to be made (half a second of NVRTC).
- * sdpa_tune() does all in front of the dots: which plans are worth it, by timing, and whether
- * their values are ours. For rows that are the last m of a sequence, one after another, in bf16,
+ * sdpa_tune() opens and prepares: which plans are worth it, by timing, and whether their values are
+ * ours. For rows that are the last m of a sequence, one after another, in bf16,
  * without window, cap, sink and log-sum-exp; all others are cu_attn()'s. Thread: as launch.h. */
 #ifndef KERNELS_CUDA_SDPA_H
 #define KERNELS_CUDA_SDPA_H
@@ -14,8 +14,8 @@
 
 #include <stdbool.h>
 
-/* Chosen: a prompt of fewer keys than the first has attention of a hundredth of its products; one
- * of more than the last has room for Q, K and V that is worth a thought. */
+/* Chosen: at the first attention is a fiftieth of a prefill's operations (Mistral-7B), and room for
+ * the last is 200 MB. */
 enum { SDPA_KEYS_MIN = 1024, SDPA_KEYS_MAX = 16384 };
 
 struct sdpa;

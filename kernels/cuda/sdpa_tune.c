@@ -297,6 +297,8 @@ int sdpa_tune(struct cu *c, const struct sdpa_tuning *t, struct sdpa **ret, char
     if (r == 0 && k.measured) remember_timings(&file, &k.timings);
     if (k.differs)
         snprintf(why, why_size, "%s gives other values than our own kernel", sdpa_name(k.s));
+    else if (r == 0 && k.forced && sdpa_plans(k.s) == 0)
+        snprintf(why, why_size, "%s makes no plan for these heads", sdpa_name(k.s));
     if (r == 0 && !k.differs && sdpa_plans(k.s) > 0)
         *ret = k.s;
     else
