@@ -9,6 +9,7 @@
 #include "base/assert.h"
 #include "base/mem.h"
 #include "base/rng.h"
+#include "kernels/codes.h"
 #include "kernels/rate.h"
 
 #include <math.h>
@@ -124,11 +125,25 @@ static int pack_span(struct packer *p, const struct span *s, struct kn_mat *to, 
 enum { JOINED_MAX = 3 };
 typedef int (*create_fn)(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret);
 
-/* A GPU's mixtures want their experts in its own way. */
-static bool may_be_coded(const struct packer *p, create_fn create, enum model_w w)
+static bool is_codes(const struct codes_form *f)
 {
-    const bool expert = w >= MODEL_EXPERT_GATE && w <= MODEL_EXPERT_DOWN;
-    return create != kn_mat_create_f32 && (!expert || kn_info(p->c->dev)->is_host);
+    return f->bits == 4 || f->bits == 8;
+}
+
+/* A GPU's mixtures take all of a layer's experts as codes, gate and up of one form, or none. */
+static bool has_coded_experts(const struct model *m, unsigned l)
+{
+    const struct codes_form gate = model_form(m, MODEL_EXPERT_GATE, l),
+                            up = model_form(m, MODEL_EXPERT_UP, l),
+                            down = model_form(m, MODEL_EXPERT_DOWN, l);
+    return is_codes(&gate) && is_codes(&down) && codes_form_same(&gate, &up);
+}
+
+static bool may_be_coded(const struct packer *p, create_fn create, const struct span *s)
+{
+    const bool expert = s->w >= MODEL_EXPERT_GATE && s->w <= MODEL_EXPERT_DOWN;
+    return create != kn_mat_create_f32 &&
+           (!expert || kn_info(p->c->dev)->is_host || has_coded_experts(p->c->model, s->layer));
 }
 
 struct as { /* what a weight becomes */
@@ -151,7 +166,7 @@ static int pack_spans(struct packer *p, struct as as, const struct span *s, size
         n += rows[i] = part[i].n;
     }
     const bool full = as.create == kn_mat_create_full;
-    int r = may_be_coded(p, as.create, s[0].w)
+    int r = may_be_coded(p, as.create, &s[0])
                 ? kn_mat_create_coded(p->c->dev, part, n_s, k, full, ret)
                 : -ENOTSUP;
     const bool coded = r == 0;
@@ -422,9 +437,8 @@ static int load_weights(struct fus_core *c, const struct fus_core_opts *o)
 /* A GPU makes 16 bits of what the file has in fewer, unless it is told not to. */
 static bool is_larger_than_file(const struct fus_core *c, const struct kn_dev_opts *o)
 {
-    const unsigned bits = model_form(c->model, MODEL_O, 0).bits;
-    const bool may = !kn_info(c->dev)->is_host && kn_info(c->dev)->n_ranks == 1;
-    return may && o->weights != KN_WEIGHTS_FILE && (bits == 4 || bits == 8);
+    const struct codes_form f = model_form(c->model, MODEL_O, 0);
+    return !kn_info(c->dev)->is_host && o->weights != KN_WEIGHTS_FILE && is_codes(&f);
 }
 
 static int open_device(struct fus_core *c, const struct kn_dev_opts *opts, struct err *err)
@@ -681,8 +695,30 @@ static int check_config(const struct model_cfg *g, struct err *err)
     return 0;
 }
 
+/* Of a weight whose columns n ranks share, whole groups of codes for each. */
+static int check_shared_codes(const struct fus_core *c, unsigned n, struct err *err)
+{
+    static const enum model_w shared[] = {MODEL_O, MODEL_DOWN, MODEL_EXPERT_DOWN,
+                                          MODEL_SHARED_DOWN};
+    const struct model *m = c->model;
+    for (size_t i = 0; i < c->cfg.L * (sizeof(shared) / sizeof(shared[0])); i++) {
+        const enum model_w w = shared[i / c->cfg.L];
+        const unsigned l = (unsigned)(i % c->cfg.L);
+        const bool there = w == MODEL_O || (w != MODEL_DOWN) == is_mixed(&c->cfg, l);
+        if (!there || (w == MODEL_EXPERT_DOWN && !has_coded_experts(m, l))) continue;
+        const struct codes_form f = model_form(m, w, l);
+        const size_t k = model_w_cols(m, w);
+        if (k && is_codes(&f) && !codes_form_fits(&f, k / n))
+            return err_set(err, -ENOTSUP,
+                           "%u GPUs cannot share this model in its file's codes: %zu columns are "
+                           "not %u for each, or a multiple (other GPUs, or --dtype bf16)",
+                           n, k, f.super ? CODES_SUPER : f.group);
+    }
+    return 0;
+}
+
 /* Whole KV heads, and equal shares of every width, a rank. */
-static int check_ranks(const struct fus_core *c, struct err *err)
+static int check_ranks(const struct fus_core *c, enum kn_weights weights, struct err *err)
 {
     const struct model_cfg *g = &c->cfg;
     const unsigned n = kn_info(c->dev)->n_ranks,
@@ -696,7 +732,8 @@ static int check_ranks(const struct fus_core *c, struct err *err)
     if (n > 1 && g->qk_norm_wide)
         return err_set(err, -ENOTSUP,
                        "%u GPUs cannot share this model: it norms all heads as one vector", n);
-    return 0;
+    const bool codes = weights == KN_WEIGHTS_FILE && kn_info(c->dev)->kv == KN_BF16;
+    return n > 1 && codes ? check_shared_codes(c, n, err) : 0;
 }
 
 /* What is Llama 4's alone. */
@@ -723,7 +760,7 @@ int fus_core_create(const struct model *m, const struct fus_core_opts *o, struct
             "attention in chunks or with a temperature, and experts whose input is scaled, do "
             "not run on %s: use --device cpu",
             kn_info(c->dev)->device);
-    if (r == 0) r = check_ranks(c, err);
+    if (r == 0) r = check_ranks(c, o->dev.weights, err);
     if (r < 0) goto fail;
     c->layer_stride = kn_kv_layer_values(kn_info(c->dev)->kv, c->cfg.G, c->cfg.K);
     c->page_stride = c->layer_stride * c->cfg.L;

@@ -148,3 +148,23 @@ int cu_codes_put(struct cu_codes *w, size_t row, const struct codes_row *codes)
     put_row(&w->part[i], base, row, codes);
     return 0;
 }
+
+int cu_codes_gemm(struct cu *c, const struct cu_codes *w, size_t row0, const struct cu_gemm *g,
+                  uint16_t *values)
+{
+    int r = 0;
+    for (size_t i = 0, part0 = 0; r == 0 && i < w->n_parts; part0 += w->part[i++].n) {
+        const struct cu_coded *part = &w->part[i];
+        const size_t end = part0 + part->n, g_end = row0 + g->n;
+        const size_t from = part0 > row0 ? part0 : row0, to = end < g_end ? end : g_end;
+        if (from >= to) continue;
+        struct cu_gemm mine = *g;
+        const size_t at = from - row0; /* columns of the result in front of these */
+        mine.n = to - from;
+        mine.c = (char *)g->c + at * cu_value_bytes(g->out);
+        if (g->bias) mine.bias = g->bias + at;
+        r = values ? cu_coded_values(c, part, from - part0, mine.n, values + at * g->k)
+                   : cu_coded_gemm(c, part, from - part0, &mine);
+    }
+    return r;
+}

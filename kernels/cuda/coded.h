@@ -57,6 +57,10 @@ int cu_codes_put(struct cu_codes *w, size_t row, const struct codes_row *codes);
 int cu_coded_gemm(struct cu *c, const struct cu_coded *w, size_t first, const struct cu_gemm *g);
 /* The same rows' values rounded to bf16, [n, k]: what a product of many rows reads. */
 int cu_coded_values(struct cu *c, const struct cu_coded *w, size_t first, size_t n, uint16_t *out);
+/* Of all its forms, rows row0 … row0 + g->n - 1: a product of few rows, or (values not NULL) their
+ * values, [g->n, k]. */
+int cu_codes_gemm(struct cu *c, const struct cu_codes *w, size_t row0, const struct cu_gemm *g,
+                  uint16_t *values);
 
 #ifdef __cplusplus
 }

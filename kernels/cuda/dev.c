@@ -625,35 +625,15 @@ static int left_side(struct kn_stream *st, const struct kn_gemm_args *a, struct 
     return cu_stage(st->dev->cu, &x);
 }
 
-/* A product of few rows with codes (values NULL), or the values of the same rows: form by form. */
-static int by_forms(const struct kn_mat *w, const struct cu_gemm *g, uint16_t *values)
-{
-    struct cu *cu = w->dev->cu;
-    int r = 0;
-    for (size_t i = 0, row0 = 0; r == 0 && i < w->codes->n_parts; row0 += w->codes->part[i++].n) {
-        const struct cu_coded *part = &w->codes->part[i];
-        const size_t end = row0 + part->n, g_end = w->row0 + g->n;
-        const size_t from = row0 > w->row0 ? row0 : w->row0, to = end < g_end ? end : g_end;
-        if (from >= to) continue;
-        struct cu_gemm mine = *g;
-        const size_t at = from - w->row0; /* columns of the result in front of these */
-        mine.n = to - from;
-        mine.c = (char *)g->c + at * cu_value_bytes(g->out);
-        if (g->bias) mine.bias = g->bias + at;
-        r = values ? cu_coded_values(cu, part, from - row0, mine.n, values + at * w->k)
-                   : cu_coded_gemm(cu, part, from - row0, &mine);
-    }
-    return r;
-}
-
 /* Many rows take the weight's values, which only they are worth writing and reading again. */
 static int gemm_coded(struct kn_stream *st, const struct kn_mat *w, struct cu_gemm *g)
 {
-    if (g->m <= CU_CODED_FEW) return by_forms(w, g, NULL);
+    struct cu *cu = st->dev->cu;
+    if (g->m <= CU_CODED_FEW) return cu_codes_gemm(cu, w->codes, w->row0, g, NULL);
     uint16_t *values = scratch(st, SLOT_VALUES, cu_side_bytes(CU_BF16, w->n, w->k));
-    int r = values ? by_forms(w, g, values) : -ENOMEM;
+    int r = values ? cu_codes_gemm(cu, w->codes, w->row0, g, values) : -ENOMEM;
     g->w = (struct cu_side){.data = values};
-    return r < 0 ? r : cu_gemm(st->dev->cu, g);
+    return r < 0 ? r : cu_gemm(cu, g);
 }
 
 static int gemm(struct kn_stream *st, const struct kn_gemm_args *a)
@@ -957,14 +937,27 @@ static int top(struct kn_stream *st, const float *score, const int32_t *idx, siz
     return cu_topk(st->dev->cu, score, idx, n, k, ret);
 }
 
-/* Of an expert that no row goes to there may be none. */
-static bool is_expert(const struct kn_mat *w, size_t n, size_t k, enum cu_type t)
+/* Of an expert that no row goes to there may be none. `as`: the form of all, k 0 for values. */
+static bool is_expert(const struct kn_mat *w, size_t n, size_t k, enum cu_type t,
+                      const struct cu_coded *as)
 {
-    return !w || (w->ready && !w->codes && w->n == n && w->k == k && w->type == t);
+    if (!w) return true;
+    if (!w->ready || w->n != n || w->k != k || w->type != t || !w->codes != !as->k) return false;
+    return !as->k ||
+           (w->codes->n_parts == 1 && codes_form_same(&w->codes->part[0].form, &as->form));
+}
+
+/* What all of w [n] are of, if they are codes. */
+static struct cu_coded coded_as(struct kn_mat *const *w, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++)
+        if (w[i] && w[i]->codes) return w[i]->codes->part[0];
+    return (struct cu_coded){.k = 0};
 }
 
 static struct cu_side side_or_none(const struct kn_mat *w)
 {
+    if (w && w->codes) return (struct cu_side){.data = w->block};
     return w ? side_of(w) : (struct cu_side){0};
 }
 
@@ -981,11 +974,12 @@ static int tell_experts(const struct kn_moe *e, const struct cu_moe *g)
     struct kn_dev *d = router->dev;
     const size_t room = router->n * sizeof(struct cu_expert);
     bool same = router->experts != NULL;
+    if (!g->gate_up.k != !g->down.k || (g->down.k && g->F % CU_CODED_ROWS)) return -EINVAL;
     if (!router->told && !(router->told = mem_zalloc(room))) return -ENOMEM;
     for (unsigned i = 0; i < e->n; i++) {
         const struct cu_expert now = expert_of(e, i), *told = &router->told[i];
-        if (!is_expert(e->gate_up[i], 2 * g->F, g->D, g->type)) return -EINVAL;
-        if (!is_expert(e->down[i], g->D, g->F, g->type)) return -EINVAL;
+        if (!is_expert(e->gate_up[i], 2 * g->F, g->D, g->type, &g->gate_up)) return -EINVAL;
+        if (!is_expert(e->down[i], g->D, g->F, g->type, &g->down)) return -EINVAL;
         same = same && now.gate_up.data == told->gate_up.data && now.down.data == told->down.data;
     }
     if (same) return 0;
@@ -1016,6 +1010,8 @@ static int moe(struct kn_stream *st, const struct kn_moe *e, const float *h, siz
     struct kn_dev *d = st->dev;
     const size_t n_logits = e->router->n;
     struct cu_moe g = {.type = d->weights,
+                       .gate_up = coded_as(e->gate_up, e->n),
+                       .down = coded_as(e->down, e->n),
                        .gate_up_bias = e->gate_up_bias,
                        .down_bias = e->down_bias,
                        .n = e->n,

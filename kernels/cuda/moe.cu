@@ -16,14 +16,15 @@
  * Each output is one chain of sums over k, ascending, in either size of tile; a row's experts are
  * summed by their numbers. So a row's bits do not depend on what else goes to its experts. */
 #include "kernels/cuda/mma.h"
-#include "kernels/cuda/moe.h"
+#include "kernels/cuda/moe_tile.h"
 #include "kernels/cuda/operand.h"
 
 enum {
     MX_EXPERTS_MAX = 1024, /* KN_EXPERTS_MAX */
     MX_DEPTH = 64,         /* values of k in a tile */
     MX_ROUTERS = 4,        /* rows of a block that routes */
-    MX_GROUPERS = 8        /* warps of a block that groups */
+    MX_GROUPERS = 8,       /* warps of a block that groups */
+    MX_PANEL = 32 << 20    /* bytes of values at once: chosen, half of an H100's L2 cache */
 };
 static const uint32_t MX_NONE = 0xffffffffu;
 
@@ -49,6 +50,10 @@ size_t cu_moe_place(struct cu_moe *g, void *at)
     g->in = piece(g->type == CU_F32 ? 0 : g->m * g->D * value);
     g->mid = piece(pairs * g->F * value);
     g->out = static_cast<float *>(piece(pairs * g->D * 4));
+    const size_t values = 2 * g->F * g->D * sizeof(uint16_t), most = MX_PANEL / values;
+    const bool many = g->down.k && pairs > CU_CODED_FEW * size_t(g->n);
+    g->n_panel = unsigned(!many ? 0 : most < 1 ? 1 : most < g->n ? most : g->n);
+    g->panel = static_cast<uint16_t *>(piece(g->n_panel * values));
     return all;
 }
 
@@ -150,70 +155,32 @@ static __global__ void __launch_bounds__(MX_GROUPERS *CU_WARP)
 
 /* ---- what grouped products share ---- */
 
-struct mx_tile { /* rows 0: nothing to do */
-    unsigned expert, at, rows;
-};
-
-/* The tile of a slot. Either slots are pairs, and those that begin a tile have it; or expert e has
- * the slots from first[e] / ROWS + e on, which are enough for its tiles, and one more at times:
- * with f = a ROWS + r pairs before and f' = a' ROWS + r' behind it that are a' - a + 1. */
-template <unsigned ROWS>
-static __device__ __forceinline__ struct mx_tile mx_tile_of(const struct cu_moe &g, bool by_pair,
-                                                            unsigned slot)
-{
-    const unsigned lane = threadIdx.x % CU_WARP;
-    unsigned e = 0;
-    for (unsigned i = lane; !by_pair && i - lane < g.n; i += CU_WARP)
-        e += __popc(__ballot_sync(CU_ALL, i < g.n && g.first[i] / ROWS + i <= slot));
-    e = by_pair ? g.owner[slot] : e - 1;
-    const unsigned from = g.first[e], end = g.first[e + 1];
-    const unsigned at = by_pair ? slot : from + (slot - from / ROWS - e) * ROWS;
-    if (at >= end || (at - from) % ROWS != 0) return {e, at, 0};
-    return {e, at, end - at < ROWS ? end - at : ROWS};
-}
-
 /* up: [pairs, D] to act(gate) * up [pairs, F]; else [pairs, F] to [pairs, D]. */
 template <bool up, bool eight> struct mx_side {
-    const char *a;             /* [m, k] or [pairs, k] */
-    const char *w;             /* [cols, k]; up: 2 cols */
-    const float *scale, *bias; /* of w's rows: in 8 bits; or NULL */
-    unsigned k, cols;
+    const char *a;      /* [m, k] or [pairs, k] */
+    const char *w;      /* [cols, k]; up: 2 cols */
+    const float *scale; /* of w's rows, in 8 bits */
+    unsigned k, cols, expert;
     __device__ __forceinline__ mx_side(const struct cu_moe &g, unsigned e)
     {
         const struct cu_side &from = up ? g.expert[e].gate_up : g.expert[e].down;
-        const float *const all = up ? g.gate_up_bias : g.down_bias;
         a = static_cast<const char *>(!up ? g.mid : g.in ? g.in : g.h);
-        w = static_cast<const char *>(from.data);
         scale = from.scale;
-        k = unsigned(up ? g.D : g.F), cols = unsigned(up ? g.F : g.D);
-        bias = all ? all + size_t(e) * cols * (1 + up) : nullptr;
+        k = unsigned(up ? g.D : g.F), cols = unsigned(up ? g.F : g.D), expert = e;
+        w = static_cast<const char *>(from.data);
+        if (g.panel)
+            w = reinterpret_cast<const char *>(g.panel +
+                                               (e - g.panel_first) * g.D * g.F * (1 + up));
     }
     /* One rounding, whatever the compiler makes of it in one kernel or the other. */
-    __device__ __forceinline__ float finished(float sum, unsigned row) const
+    __device__ __forceinline__ float finished(const struct cu_moe &g, float sum, unsigned row) const
     {
+        const float *const bias = up ? g.gate_up_bias : g.down_bias;
         const float by = eight ? scale[row] : 1.0f;
-        if (bias) return fmaf(sum, by, bias[row]);
+        if (bias) return fmaf(sum, by, bias[size_t(expert) * cols * (1 + up) + row]);
         return sum * by;
     }
 };
-
-static inline size_t mx_pairs(const struct cu_moe *g)
-{
-    return g->m * g->used;
-}
-
-struct mx_grid {
-    dim3 grid;
-    bool by_pair;
-};
-
-/* cols: of a tile */
-static struct mx_grid mx_grid_of(const struct cu_moe *g, bool up, unsigned rows, unsigned cols)
-{
-    const size_t pairs = mx_pairs(g), slots = pairs / rows + g->n;
-    const bool by_pair = pairs <= slots;
-    return {dim3(unsigned(by_pair ? pairs : slots), cu_blocks(up ? g->F : g->D, cols)), by_pair};
-}
 
 /* ---- on tensor cores ---- */
 
@@ -271,9 +238,9 @@ template <class D, bool up> struct mx_feed { /* tiles on their way */
         }
     }
 
-    __device__ __forceinline__ uint32_t a_row(unsigned i) const
+    __device__ __forceinline__ uint32_t a_row(unsigned i, unsigned thread) const
     {
-        const unsigned r = (i * D::THREADS + threadIdx.x) / (D::A_ROW / 16);
+        const unsigned r = (i * D::THREADS + thread) / (D::A_ROW / 16);
         return up ? row[i] : r < tile.rows ? tile.at + r : MX_NONE;
     }
 
@@ -298,14 +265,16 @@ template <class D, bool up> struct mx_feed { /* tiles on their way */
 
     __device__ __forceinline__ void send(unsigned nth) const
     {
+        unsigned x = threadIdx.x;
+        if (D::AT_ONCE > 1 && !up) asm volatile("" : "+r"(x)); /* kept places would not fit */
         if (nth * MX_DEPTH < side.k) {
             const mma_addr to = ring + nth % D::RING * D::BUFFER;
             CU_UNROLL
             for (unsigned i = 0; i < D::A_COPIES; i++)
-                copy<D::A_ROW>(side.a, a_row(i), i * D::THREADS + threadIdx.x, nth, to);
+                copy<D::A_ROW>(side.a, a_row(i, x), i * D::THREADS + x, nth, to);
             CU_UNROLL
             for (unsigned i = 0; i < D::W_COPIES; i++) {
-                const unsigned at = i * D::THREADS + threadIdx.x;
+                const unsigned at = i * D::THREADS + x;
                 copy<D::W_ROW>(side.w, w_row(at / (D::W_ROW / 16)), at, nth, to + D::A_BYTES);
             }
         }
@@ -424,8 +393,8 @@ static __device__ __forceinline__ void mx_put(const struct cu_moe &g,
     float v[2];
     CU_UNROLL
     for (unsigned x = 0; x < 2; x++)
-        v[x] =
-            cu_activated(g.act, s.finished(gate[x], col + x), s.finished(up[x], s.cols + col + x));
+        v[x] = cu_activated(g.act, s.finished(g, gate[x], col + x),
+                            s.finished(g, up[x], s.cols + col + x));
     uint16_t *to = static_cast<uint16_t *>(g.mid) + size_t(pair) * s.cols + col;
     *reinterpret_cast<uint32_t *>(to) = mma_pack(v[0], v[1]);
 }
@@ -435,7 +404,7 @@ static __device__ __forceinline__ void mx_put(const struct cu_moe &g,
                                               const struct mx_side<false, eight> &s, unsigned pair,
                                               unsigned col, const float *sum)
 {
-    const struct float2 v = {s.finished(sum[0], col), s.finished(sum[1], col + 1)};
+    const struct float2 v = {s.finished(g, sum[0], col), s.finished(g, sum[1], col + 1)};
     *reinterpret_cast<struct float2 *>(g.out + size_t(pair) * s.cols + col) = v;
 }
 
@@ -572,10 +541,10 @@ static __global__ void __launch_bounds__(PLAIN_THREADS, 6)
     for (unsigned i = 0; i < MINE; i++) {
         const size_t at = size_t(tile.at + row0 + i) * s.cols + col;
         if (row0 + i >= tile.rows || col >= s.cols) continue;
-        const float v = s.finished(sum[0][i], col);
+        const float v = s.finished(g, sum[0][i], col);
         if constexpr (up)
             cu_store(static_cast<A *>(g.mid) + at,
-                     cu_activated(g.act, v, s.finished(sum[1][i], s.cols + col)));
+                     cu_activated(g.act, v, s.finished(g, sum[1][i], s.cols + col)));
         else
             g.out[at] = v;
     }
@@ -612,8 +581,22 @@ static __global__ void combine(const __grid_constant__ struct cu_moe g, bool wid
     }
 }
 
+/* As many experts at a time as the panel has room for. */
+template <bool up> static int mx_panels(struct cu *c, const struct cu_moe *g)
+{
+    struct cu_moe some = *g;
+    int r = 0;
+    for (unsigned e = 0; r == 0 && e < g->n; e += g->n_panel) {
+        some.panel_first = e;
+        r = cu_moe_values(c, &some, up);
+        if (r == 0) r = mx_product<uint16_t, up>(c, &some);
+    }
+    return r;
+}
+
 template <bool up> static int mx_grouped(struct cu *c, const struct cu_moe *g)
 {
+    if (g->down.k) return g->panel ? mx_panels<up>(c, g) : cu_moe_coded(c, g, up);
     const bool fits = mx_fits(g);
     if (g->type == CU_F32) return mx_plain<float, float, up>(c, g);
     if (g->type == CU_BF16)

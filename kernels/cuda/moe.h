@@ -2,13 +2,13 @@
 #ifndef KERNELS_CUDA_MOE_H
 #define KERNELS_CUDA_MOE_H
 
-#include "kernels/cuda/gemm.h"
+#include "kernels/cuda/coded.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-struct cu_expert { /* weights of one; data NULL: no row goes to it */
+struct cu_expert { /* weights of one, values or codes; data NULL: no row goes to it */
     struct cu_side gate_up, down;
 };
 
@@ -17,6 +17,7 @@ struct cu_expert { /* weights of one; data NULL: no row goes to it */
 struct cu_moe {
     enum cu_type type; /* of the experts' weights; activations are f32 where it is, else bf16 */
     const struct cu_expert *expert;        /* [n] */
+    struct cu_coded gate_up, down;         /* codes: all experts' form and shape; else k is 0 */
     const float *gate_up_bias, *down_bias; /* [n, 2F], [n, D], or NULL */
     unsigned n, used;
     enum kn_act act;
@@ -33,9 +34,14 @@ struct cu_moe {
     uint32_t *row, *owner, *first; /* [m used] grouped: row, expert; [n + 1] of an expert's pairs */
     void *in, *mid;                /* [m, D] (NULL: h is it), [m used, F], as products read them */
     float *out;                    /* [m used, D] grouped */
+    uint16_t *panel;               /* codes and many rows: values of experts, or NULL */
+    unsigned panel_first, n_panel; /* which has what it has room for */
 };
 /* Divides scratch at `at`; the bytes that it takes. at NULL: only counts. */
 size_t cu_moe_place(struct cu_moe *g, void *at);
+/* moe_coded.cu: codes of the experts that the panel has, as values; products of few rows. */
+int cu_moe_values(struct cu *c, const struct cu_moe *g, int up);
+int cu_moe_coded(struct cu *c, const struct cu_moe *g, int up);
 /* Logits and the shared expert's results are queued already. */
 int cu_moe(struct cu *c, const struct cu_moe *g);
 

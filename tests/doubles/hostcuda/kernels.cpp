@@ -6,6 +6,7 @@
 #include "kernels/cuda/kv.cu"
 #include "kernels/cuda/mem.cu"
 #include "kernels/cuda/moe.cu"
+#include "kernels/cuda/moe_coded.cu"
 #include "kernels/cuda/pick.cu"
 #include "kernels/cuda/quant.cu"
 #include "kernels/cuda/rows.cu"

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 
-FILES = ["attn", "attn_mma", "coded", "gemm", "kv", "moe", "pick", "quant", "rows", "sdpa"]
+FILES = ["attn", "attn_mma", "coded", "gemm", "kv", "moe", "moe_coded", "pick", "quant", "rows", "sdpa"]
 RELEASE = "13.0"  # of nvcc: another spills elsewhere
 ARCHS = ["80", "86", "89", "90", "100", "120"]
 SPILLS = {
