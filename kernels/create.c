@@ -85,10 +85,6 @@ static int create(const struct kn_dev_opts *opts, struct kn_dev **ret_dev, struc
     if (o.kv_q8) return err_set(err, -ENOTSUP, "KV pages in 8 bits are the CPU's");
     if (strcmp(name, kind) == 0) n = 1;
     if (strncmp(name, kind, len) == 0 && name[len] == ':') n = parse_ranks(name + len + 1, number);
-    if (n > 1 && o.weights == KN_WEIGHTS_FILE)
-        return err_set(err, -ENOTSUP,
-                       "weights in a file's own form need one GPU: several as one share those in "
-                       "bf16, fp8 or int8");
     if (n) return create_ranks(&o, kind, number, n, ret_dev, err);
     return err_set(err, -EINVAL,
                    "device \"%.60s\" is unknown (known: cpu, cuda, cuda:N, and cuda:N+M+… of %d "

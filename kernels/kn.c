@@ -191,7 +191,6 @@ int kn_mat_random(struct kn_mat *w, size_t row0, size_t n_rows, const struct rng
 int kn_mat_create_coded(struct kn_dev *d, const struct kn_part *parts, size_t n_parts, size_t k,
                         bool full, struct kn_mat **ret_mat)
 {
-    const struct kn_mat_ops *ops = dev_ops(d)->mat;
     size_t n = 0, n_codes = 0;
     for (size_t i = 0; i < n_parts; i++) {
         if (!codes_form_fits(&parts[i].form, k)) return -EINVAL;
@@ -199,14 +198,13 @@ int kn_mat_create_coded(struct kn_dev *d, const struct kn_part *parts, size_t n_
         n_codes += parts[i].form.bits ? parts[i].n : 0;
     }
     if (n == 0 || k == 0) return -EINVAL;
-    if (n_codes == 0 || !ops->create_coded) return -ENOTSUP;
-    return ops->create_coded(d, parts, n_parts, k, full, ret_mat);
+    if (n_codes == 0) return -ENOTSUP;
+    return dev_ops(d)->mat->create_coded(d, parts, n_parts, k, full, ret_mat);
 }
 
 int kn_mat_fill_codes(struct kn_mat *w, size_t row0, size_t n_rows, const struct codes_row *rows)
 {
-    const struct kn_mat_ops *ops = mat_ops(w)->mat;
-    return ops->fill_codes ? ops->fill_codes(w, row0, n_rows, rows) : -ENOTSUP;
+    return mat_ops(w)->mat->fill_codes(w, row0, n_rows, rows);
 }
 
 int kn_mat_rows(struct kn_mat *w, size_t row0, size_t n, struct kn_mat **ret_mat)

@@ -210,9 +210,9 @@ int kn_mat_fill_codes(struct kn_mat *w, size_t row0, size_t n_rows,
 int kn_mat_rows(struct kn_mat *w, size_t row0, size_t n, struct kn_mat **ret_mat);
 void kn_mat_inner(struct kn_mat *w); /* what it gives may be rounded: see kn_product() */
 /* How a group's ranks share it; in front of its first row, once. KN_SPLIT_HEADS: parts of so many
- * rows, one behind the other, each of which is shared out. Biases of such are in KN_MEM_HEADS.
- * -EINVAL: a part, or k of KN_SPLIT_SUM, that the ranks do not divide. Other devices have it whole.
- */
+ * rows, one behind the other, each of which is shared out; in codes those that it was created with.
+ * Biases of such are in KN_MEM_HEADS. -EINVAL: a part, or k of KN_SPLIT_SUM, that the ranks do not
+ * divide, in codes by whole groups (codes_form_fits()). Other devices have it whole. */
 int kn_mat_split(struct kn_mat *w, enum kn_split how, const size_t *part, size_t n_parts);
 int kn_mat_done(struct kn_mat *w); /* all rows filled: ready for use */
 void kn_mat_destroy(struct kn_mat *w);

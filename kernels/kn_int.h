@@ -27,7 +27,7 @@ struct kn_mat_ops {
     typeof(kn_mat_done) *done;
     typeof(kn_mat_bytes) *bytes;
     typeof(kn_mat_destroy) *destroy;
-    typeof(kn_mat_create_coded) *create_coded; /* NULL in a group, with the next: -ENOTSUP */
+    typeof(kn_mat_create_coded) *create_coded;
     typeof(kn_mat_fill_codes) *fill_codes;
     typeof(kn_mat_create_f32) *create_f32;
     typeof(kn_mat_split) *split; /* NULL: nobody shares it */

@@ -23,6 +23,7 @@ enum {
     GROUP_TABLE_BYTES = 16 << 20, /* chosen: page tables of 268 million tokens */
     GROUP_TABLE_UNIT = 256,
     GROUP_TURNS = 64, /* of kn_stage() at once, as the ranks */
+    GROUP_PARTS = 4,  /* of a weight */
 };
 enum {                          /* areas: scratch slots, then */
        GROUP_TABLES = KN_SLOTS, /* KN_MEM_TABLE, then pieces of kn_stage(), */
@@ -67,10 +68,12 @@ struct kn_mat { /* as struct kn_mat_head */
     struct kn_dev *dev;
     size_t n, k;
     bool inner;
-    typeof(kn_mat_create) *create; /* of the ranks' */
+    typeof(kn_mat_create) *create; /* of the ranks'; NULL: kn_mat_create_coded() of `form` */
+    struct kn_part form[GROUP_PARTS];
+    size_t n_forms;
     enum kn_split split;
-    size_t part[4], n_parts; /* KN_SPLIT_HEADS, KN_SPLIT_VOCAB: rows that are shared out, each */
-    struct kn_mat *rank[KN_RANKS_MAX];     /* NULL: not made yet */
+    size_t part[GROUP_PARTS], n_parts; /* KN_SPLIT_HEADS, _VOCAB: rows that are shared out, each */
+    struct kn_mat *rank[KN_RANKS_MAX]; /* NULL: not made yet */
     struct kn_mat **experts[KN_RANKS_MAX]; /* of a router: gate_up [n], down [n], of this rank */
 };
 

@@ -144,6 +144,20 @@ TEST(a_group_with_pages_of_bf16_answers_as_one_gpu)
     ASSERT_OK(unsetenv("KVBLEND_TEST_WEIGHTS"));
 }
 
+static const struct tiny_opts coded_shapes[] = {
+    {.L = 4, .H = 8, .G = 4, .D = 64, .F = 256, .K = 16, .qkv_bias = true, .q4 = true},
+    {.L = 4, .H = 16, .G = 4, .F = 128, .q4 = true, .norms = MODEL_NORMS_AROUND},
+    {.L = 4, .H = 8, .G = 4, .K = 16, .experts = {8, 3, 128, 128, true}, .q4 = true},
+};
+
+TEST(a_group_shares_a_files_codes)
+{
+    ASSERT_OK(setenv("KVBLEND_TEST_WEIGHTS", "file", 1));
+    for (size_t i = 0; i < sizeof coded_shapes / sizeof *coded_shapes; i++)
+        check_shape(&coded_shapes[i], 5e-2);
+    ASSERT_OK(unsetenv("KVBLEND_TEST_WEIGHTS"));
+}
+
 static void answer_on(const char *device, const char *weights, enum pol_strategy how,
                       float logits[1 + STEPS][V])
 {
@@ -305,7 +319,7 @@ static int refused(const struct kn_dev_opts *dev, const struct tiny_opts *o, str
     struct fus_core_opts co = {.dev = *dev};
     struct model *m = NULL;
     struct fus_core *c = NULL;
-    co.dev.arith = KN_ARITH_F32;
+    co.dev.arith = dev->weights == KN_WEIGHTS_FILE ? KN_ARITH_BF16 : KN_ARITH_F32;
     ASSERT_OK(tiny_model_create(o, &m));
     const int r = fus_core_create(m, &co, &c, err);
     if (r == 0) fus_core_destroy(c);
@@ -330,7 +344,10 @@ TEST(what_ranks_cannot_share_is_refused)
         {{"hostcuda:0+"}, {.L = 2}, -EINVAL, "is unknown"},
         {{"hostcuda:0+1+2+3+4+5+6+7+8"}, {.L = 2}, -EINVAL, "8 different"},
         {{"hostcuda:0+99"}, {.L = 2}, -ENODEV, "no CUDA device 99"},
-        {{"hostcuda:0+1", .weights = KN_WEIGHTS_FILE}, {.q4 = true}, -ENOTSUP, "need one GPU"},
+        {{"hostcuda:0+1", .weights = KN_WEIGHTS_FILE},
+         {.F = 96, .q4 = true},
+         -ENOTSUP,
+         "96 columns are not 32 for each"},
         {{"hostcuda:0+1", .kv_q8 = true}, {.L = 2}, -ENOTSUP, "8 bits are the CPU's"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
