@@ -10,9 +10,9 @@
  * sees, and compares positions only in tiles that reach beyond its first row's. A tile that a row
  * does not see multiplies its sums by exactly 1 and adds exactly 0, so a row's bits depend on that
  * row and its keys alone: not on who shares its warp or block, nor on how many warps a block has.
- * Blocks of one warp serve decodes, where 16 entries are all there is. Blocks on a multiprocessor:
- * as many as fit without a register in memory, which the three buffers leave room for everywhere.
- */
+ * Blocks of one warp serve decodes, where 16 entries are all there is; at K 256 two warps share
+ * these. Blocks on a multiprocessor: as many as fit without a register in memory, which the three
+ * buffers leave room for everywhere. */
 #include "kernels/cuda/attn.h"
 
 enum { AT_RING = 3, AT_WARP_ROWS = 16, AT_WIDE = 4 /* warps of a block */ };
@@ -31,14 +31,41 @@ template <unsigned KP> struct at_dims { /* KP: K rounded up to what is compiled 
 /* 16 entries of a warp; a lane has entries lane / 4 and 8 more. */
 template <unsigned KP> struct at_rows {
     uint32_t q[at_dims<KP>::STEPS][4];
-    int32_t pos[2];      /* -1: there is none */
-    int32_t first, last; /* of the warp */
+    int32_t pos[2]; /* -1: there is none */
+    int32_t ends;   /* of the warp: even lanes have the first position, odd ones the last */
+    __device__ __forceinline__ int32_t first() const
+    {
+        return __shfl_sync(CU_ALL, ends, 0);
+    }
+    __device__ __forceinline__ int32_t last() const
+    {
+        return __shfl_sync(CU_ALL, ends, 1);
+    }
 };
 
-template <unsigned KP> struct at_sums { /* of a lane's two entries */
-    float acc[KP / 8][4];               /* entry i: [2i], [2i + 1] */
-    float top[2], total[2];             /* total: of this lane's keys */
+template <unsigned OF> struct at_sums { /* of a lane's two entries, OF values of V */
+    enum : unsigned { N = OF / 8 };
+    float acc[N][4];        /* entry i: [2i], [2i + 1] */
+    float top[2], total[2]; /* total: of this lane's keys */
 };
+
+/* Warps that share 16 entries: each has all of Q and a part of V, since registers have no room for
+ * all of both in a block whose sequence each entry looks up. Scores are computed by each. */
+template <unsigned KP, unsigned WARPS> struct at_block {
+    enum : unsigned {
+        SHARES = KP > 128 && WARPS == 1 ? 2 : 1,
+        OF = KP / SHARES, /* values of V */
+        THREADS = SHARES * WARPS * CU_WARP
+    };
+};
+
+/* threadIdx.x; at K 256 what hangs on it is computed again for each tile: registers are short. */
+template <unsigned KP, unsigned WARPS> static __device__ __forceinline__ unsigned at_thread()
+{
+    unsigned x = threadIdx.x;
+    if (KP > 128 && WARPS > 1) asm volatile("" : "+r"(x));
+    return x;
+}
 
 /* Piece c of a buffer's row is at piece c ^ this. Rows of 64 values more begin at the same bank,
  * rows of 32 more half a round on. */
@@ -76,7 +103,7 @@ static __device__ __forceinline__ void at_copy_tile(const struct cu_kv &kv, int3
     typedef at_dims<KP> D;
     /* Whole rows a turn: the next is a step on in both memories, so that no place is kept. */
     const unsigned ROWS = THREADS / D::PIECES, K = kv.K;
-    const unsigned row0 = threadIdx.x / D::PIECES, c = threadIdx.x % D::PIECES;
+    const unsigned x = at_thread<KP, THREADS / CU_WARP>(), row0 = x / D::PIECES, c = x % D::PIECES;
     if (THREADS % D::PIECES && row0 >= ROWS) return;
     const uint16_t *from =
         reinterpret_cast<const uint16_t *>(kv.base + size_t(page) * kv.page_bytes) +
@@ -123,18 +150,17 @@ static __device__ __forceinline__ void at_load_rows(const struct cu_attn &a, uns
         least = l < least ? l : least;
         most = m > most ? m : most;
     }
-    w.first = least;
-    w.last = most;
+    w.ends = lane % 2 ? most : least;
 }
 
 /* s[n]: the rows against keys 8n… of the tile, in powers of two; what a row does not see -inf. */
 template <unsigned KP>
 static __device__ __forceinline__ void
 at_scores(const struct cu_attn &a, const struct at_rows<KP> &w, mma_addr k, unsigned key0,
-          float (&s)[at_dims<KP>::KEYS / 8][4])
+          unsigned lane, float (&s)[at_dims<KP>::KEYS / 8][4])
 {
     typedef at_dims<KP> D;
-    const unsigned lane = threadIdx.x % CU_WARP, row = lane % 8 + lane / 16 * 8;
+    const unsigned row = lane % 8 + lane / 16 * 8;
     const mma_addr at = k + row * D::ROW + (lane / 8 % 2 ^ at_swizzled<KP>(lane % 8)) * 16;
     CU_UNROLL
     for (unsigned n = 0; n < D::KEYS / 8; n++)
@@ -157,7 +183,7 @@ at_scores(const struct cu_attn &a, const struct at_rows<KP> &w, mma_addr k, unsi
                 s[n][x] = at_capped(a.cap, s[n][x]);
         }
     }
-    if (int32_t(key0 + D::KEYS - 1) <= w.first && int32_t(key0) >= at_from(a, w.last)) return;
+    if (int32_t(key0 + D::KEYS - 1) <= w.first() && int32_t(key0) >= at_from(a, w.last())) return;
     CU_UNROLL
     for (unsigned n = 0; n < D::KEYS / 8; n++) {
         CU_UNROLL
@@ -169,9 +195,8 @@ at_scores(const struct cu_attn &a, const struct at_rows<KP> &w, mma_addr k, unsi
 }
 
 /* Scores -> probabilities against the running maximum, which the sums follow. */
-template <unsigned KP>
-static __device__ __forceinline__ void at_softmax(float (&s)[at_dims<KP>::KEYS / 8][4],
-                                                  struct at_sums<KP> &o)
+template <unsigned KP, class Sums>
+static __device__ __forceinline__ void at_softmax(float (&s)[at_dims<KP>::KEYS / 8][4], Sums &o)
 {
     float old[2];
     CU_UNROLL
@@ -195,18 +220,19 @@ static __device__ __forceinline__ void at_softmax(float (&s)[at_dims<KP>::KEYS /
     }
     if (!__ballot_sync(CU_ALL, old[0] != 1 || old[1] != 1)) return; /* times 1, for all rows */
     CU_UNROLL
-    for (unsigned n = 0; n < KP / 8; n++) {
+    for (unsigned n = 0; n < Sums::N; n++) {
         o.acc[n][0] *= old[0], o.acc[n][1] *= old[0];
         o.acc[n][2] *= old[1], o.acc[n][3] *= old[1];
     }
 }
 
-template <unsigned KP>
+/* v: at the first value of the warp's part. */
+template <unsigned KP, class Sums>
 static __device__ __forceinline__ void at_weigh(const float (&p)[at_dims<KP>::KEYS / 8][4],
-                                                mma_addr v, struct at_sums<KP> &o)
+                                                mma_addr v, unsigned lane, Sums &o)
 {
     typedef at_dims<KP> D;
-    const unsigned lane = threadIdx.x % CU_WARP, row = lane % 16;
+    const unsigned row = lane % 16;
     const mma_addr at = v + row * D::ROW + (lane / 16 ^ at_swizzled<KP>(lane % 8)) * 16;
     CU_UNROLL
     for (unsigned n = 0; n < D::KEYS / 16; n++) {
@@ -214,7 +240,7 @@ static __device__ __forceinline__ void at_weigh(const float (&p)[at_dims<KP>::KE
             mma_pack(p[2 * n][0], p[2 * n][1]), mma_pack(p[2 * n][2], p[2 * n][3]),
             mma_pack(p[2 * n + 1][0], p[2 * n + 1][1]), mma_pack(p[2 * n + 1][2], p[2 * n + 1][3])};
         CU_UNROLL
-        for (unsigned d = 0; d < KP / 16; d++) {
+        for (unsigned d = 0; d < Sums::N / 2; d++) {
             uint32_t b[4];
             mma_load_turned(b, at_step<KP>(at, d) + n * 16 * D::ROW);
             mma_bf16(o.acc[2 * d], a, b[0], b[1]);
@@ -224,10 +250,10 @@ static __device__ __forceinline__ void at_weigh(const float (&p)[at_dims<KP>::KE
 }
 
 /* The start of a part; of the lanes that have an entry together the first has its sink. */
-template <unsigned KP>
-static __device__ __forceinline__ void
-at_begin(const struct cu_attn &a, const struct at_rows<KP> &w, unsigned group, unsigned g,
-         unsigned entry0, unsigned part, struct at_sums<KP> &o)
+template <unsigned KP, class Sums>
+static __device__ __forceinline__ void at_begin(const struct cu_attn &a,
+                                                const struct at_rows<KP> &w, unsigned group,
+                                                unsigned g, unsigned entry0, unsigned part, Sums &o)
 {
     const unsigned lane = threadIdx.x % CU_WARP;
     CU_UNROLL
@@ -238,7 +264,7 @@ at_begin(const struct cu_attn &a, const struct at_rows<KP> &w, unsigned group, u
         o.total[i] = lane % 4 == 0 ? start.total : 0.0f;
     }
     CU_UNROLL
-    for (unsigned n = 0; n < KP / 8; n++)
+    for (unsigned n = 0; n < Sums::N; n++)
         o.acc[n][0] = o.acc[n][1] = o.acc[n][2] = o.acc[n][3] = 0;
 }
 
@@ -266,23 +292,24 @@ static __device__ __forceinline__ struct cu_attn at_mine(const struct cu_attn &a
 
 /* The end of a part for entry i of the lane. Folded here, sums so far wait in memory: these lanes
  * alone write and read them, many at once: one after the other they took a quarter of the time. */
-template <unsigned KP, unsigned WARPS>
+template <unsigned KP, unsigned WARPS, class Sums>
 static __device__ __forceinline__ void
 at_close_entry(const struct cu_attn &args, size_t row, unsigned head, unsigned part, bool apart,
-               unsigned i, bool begins, bool ends, const struct at_sums<KP> &o, struct at_before &b)
+               unsigned i, bool begins, bool ends, const Sums &o, struct at_before &b)
 {
     const struct cu_attn a = at_mine<WARPS>(args);
     enum : unsigned {
-        AHEAD = KP > 128     ? WARPS == 1 ? 2 : 4
-                : WARPS == 1 ? 4
-                             : 16
-    }; /* as far as registers go */
-    const unsigned lane = at_anew<WARPS>(threadIdx.x) % CU_WARP, K = a.kv.K;
+        AHEAD = KP > 128 || WARPS == 1 ? 4 : 16, /* as far as registers go */
+        SHARES = at_block<KP, WARPS>::SHARES
+    };
+    const unsigned x = at_anew<WARPS>(threadIdx.x), lane = x % CU_WARP, K = a.kv.K;
+    const unsigned share = SHARES > 1 ? x / CU_WARP : 0, d0 = share * Sums::N * 8 + lane % 4 * 2;
+    const bool first = share == 0 && lane % 4 == 0;
     float *to = a.sums + row * a.ld_sums + size_t(head) * K;
     struct at_weights w = {0, 1};
     if (apart) {
         to = at_part(a, row, head, part);
-        if (lane % 4 == 0) to[0] = o.top[i], to[1] = o.total[i];
+        if (first) to[0] = o.top[i], to[1] = o.total[i];
         to += 2;
     } else if (begins) {
         b.top[i] = o.top[i], b.total[i] = o.total[i];
@@ -295,35 +322,34 @@ at_close_entry(const struct cu_attn &args, size_t row, unsigned head, unsigned p
         static_cast<uint32_t *>(a.out) + (row * a.ldo + size_t(head) * K) / 2; /* if it rounds */
     const float one = 1 / b.total[i];
     CU_UNROLL
-    for (unsigned n0 = 0; n0 < KP / 8; n0 += AHEAD) {
+    for (unsigned n0 = 0; n0 < Sums::N; n0 += AHEAD) {
         struct float2 old[AHEAD];
         CU_UNROLL
-        for (unsigned n = 0; n < AHEAD && n0 + n < KP / 8; n++) {
-            const unsigned d = 8 * (n0 + n) + lane % 4 * 2;
+        for (unsigned n = 0; n < AHEAD && n0 + n < Sums::N; n++) {
+            const unsigned d = 8 * (n0 + n) + d0;
             old[n].x = old[n].y = 0;
             if (folds && d < K) old[n] = *reinterpret_cast<const struct float2 *>(to + d);
         }
         CU_UNROLL
-        for (unsigned n = 0; n < AHEAD && n0 + n < KP / 8; n++) {
-            const unsigned d = 8 * (n0 + n) + lane % 4 * 2;
-            struct float2 x = {o.acc[n0 + n][2 * i], o.acc[n0 + n][2 * i + 1]};
-            if (folds) x.x = at_folded(w, old[n].x, x.x), x.y = at_folded(w, old[n].y, x.y);
-            if (divides) x.x *= one, x.y *= one;
+        for (unsigned n = 0; n < AHEAD && n0 + n < Sums::N; n++) {
+            const unsigned d = 8 * (n0 + n) + d0;
+            struct float2 y = {o.acc[n0 + n][2 * i], o.acc[n0 + n][2 * i + 1]};
+            if (folds) y.x = at_folded(w, old[n].x, y.x), y.y = at_folded(w, old[n].y, y.y);
+            if (divides) y.x *= one, y.y *= one;
             if (d >= K) continue;
             if (rounds)
-                two[d / 2] = mma_pack(x.x, x.y);
+                two[d / 2] = mma_pack(y.x, y.y);
             else
-                *reinterpret_cast<struct float2 *>(to + d) = x;
+                *reinterpret_cast<struct float2 *>(to + d) = y;
         }
     }
-    if (!apart && ends && a.lse && lane % 4 == 0)
-        a.lse[row * a.H + head] = at_lse(b.top[i], b.total[i]);
+    if (!apart && ends && a.lse && first) a.lse[row * a.H + head] = at_lse(b.top[i], b.total[i]);
 }
 
-template <unsigned KP, unsigned WARPS>
+template <unsigned KP, unsigned WARPS, class Sums>
 static __device__ __forceinline__ void
 at_close(const struct cu_attn &a, const struct at_rows<KP> &w, unsigned group, unsigned g,
-         unsigned entry0, unsigned part, bool apart, struct at_sums<KP> &o, struct at_before &b)
+         unsigned entry0, unsigned part, bool apart, Sums &o, struct at_before &b)
 {
     const unsigned lane = at_anew<WARPS>(threadIdx.x) % CU_WARP;
     CU_UNROLL
@@ -341,7 +367,7 @@ at_close(const struct cu_attn &a, const struct at_rows<KP> &w, unsigned group, u
     }
 }
 
-template <unsigned KP, unsigned WARPS> struct at_feed { /* tiles on their way: K, V, K, V… */
+template <unsigned KP, unsigned THREADS> struct at_feed { /* tiles on their way: K, V, K, V… */
     typedef at_dims<KP> D;
     mma_addr ring;
     unsigned at; /* offset of the tile that is used next */
@@ -350,7 +376,7 @@ template <unsigned KP, unsigned WARPS> struct at_feed { /* tiles on their way: K
 
     __device__ __forceinline__ void send(const struct cu_kv &kv, unsigned key, bool v, unsigned to)
     {
-        if (key < end) at_copy_tile<KP, WARPS * CU_WARP>(kv, page, g, key, end - 1, v, ring + to);
+        if (key < end) at_copy_tile<KP, THREADS>(kv, page, g, key, end - 1, v, ring + to);
         if (v && key + D::KEYS < end) page = kv.pages[(key + D::KEYS) / CU_PAGE];
         mma_copies_end();
     }
@@ -369,12 +395,13 @@ template <unsigned KP, unsigned WARPS> struct at_feed { /* tiles on their way: K
 };
 
 template <unsigned KP, unsigned WARPS>
-static __global__ void __launch_bounds__(WARPS *CU_WARP, WARPS == 1 ? 1
-                                                         : KP > 64  ? 2
-                                                                    : 3)
+static __global__ void __launch_bounds__(at_block<KP, WARPS>::THREADS, WARPS == 1 ? 1
+                                                                       : KP > 64  ? 2
+                                                                                  : 3)
     attend_mma(const __grid_constant__ struct cu_attn args, unsigned group, bool whole, int *fault)
 {
     typedef at_dims<KP> D;
+    typedef at_block<KP, WARPS> B;
     KN_DYNAMIC_SHARED(char, buffers);
     const struct cu_attn a = at_mine<WARPS>(args);
     const unsigned g = blockIdx.x % a.kv.G, nth = blockIdx.x / a.kv.G;
@@ -391,35 +418,38 @@ static __global__ void __launch_bounds__(WARPS *CU_WARP, WARPS == 1 ? 1
     const unsigned from = a.window ? at_from(a, a.pos[block0 / group]) / D::KEYS * D::KEYS : 0;
     const unsigned key0 = from > part0 ? from : part0;
     if (key0 >= end) return;
-    struct at_feed<KP, WARPS> feed = {
+    struct at_feed<KP, B::THREADS> feed = {
         mma_address(buffers), 0, g, end, a.kv.pages[key0 / CU_PAGE]
     };
     feed.send(a.kv, key0, false, 0);
     feed.send(a.kv, key0, true, D::BUFFER);
 
-    const unsigned entry0 = block0 + threadIdx.x / CU_WARP * AT_WARP_ROWS;
+    const unsigned entry0 = block0 + threadIdx.x / (B::SHARES * CU_WARP) * AT_WARP_ROWS;
     const bool apart = !whole && at_parts(a) > 1;
     struct at_rows<KP> w;
-    struct at_sums<KP> o;
+    struct at_sums<B::OF> o;
     struct at_before b = {{0, 0}, {1, 1}};
     at_load_rows<true>(a, group, g, entry0, fault, w);
     for (unsigned key = key0; key < end;) {
-        const unsigned part = key / CU_KEYS_PART, next = (part + 1) * CU_KEYS_PART;
-        at_begin(args, w, group, g, entry0, part, o);
-        for (; key < end && key < next; key += D::KEYS) {
+        at_begin(args, w, group, g, entry0, key / CU_KEYS_PART, o);
+        do {
+            const unsigned lane = at_thread<KP, WARPS>() % CU_WARP;
             const bool seen =
-                w.last >= int32_t(key) && at_from(a, w.first) < int32_t(key + D::KEYS);
+                w.last() >= int32_t(key) && at_from(a, w.first()) < int32_t(key + D::KEYS);
             float s[D::KEYS / 8][4];
             const mma_addr k = feed.take(a.kv, key + D::KEYS, false);
             if (seen) {
-                at_scores<KP>(a, w, k, key, s);
+                at_scores<KP>(a, w, k, key, lane, s);
                 at_softmax<KP>(s, o);
             }
             const mma_addr v = feed.take(a.kv, key + D::KEYS, true);
-            if (seen) at_weigh<KP>(s, v, o);
-        }
-        at_close<KP, WARPS>(args, w, group, at_anew<WARPS>(g), at_anew<WARPS>(entry0), part, apart,
-                            o, b);
+            const unsigned part =
+                B::SHARES > 1 ? threadIdx.x / CU_WARP * (B::OF * 2) : 0; /* bytes */
+            if (seen) at_weigh<KP>(s, v + part, lane, o);
+            key += D::KEYS;
+        } while (key < end && key % CU_KEYS_PART);
+        at_close<KP, WARPS>(args, w, group, at_anew<WARPS>(g), at_anew<WARPS>(entry0),
+                            (key - 1) / CU_KEYS_PART, apart, o, b);
     }
 }
 
@@ -475,8 +505,8 @@ static int launch_mma(struct cu *c, const struct cu_attn *a, bool whole)
 {
     const dim3 grid(unsigned(at_tiles(a)) * a->kv.G, unsigned(at_sequences(a)),
                     whole ? 1 : a->n_parts);
-    KN_LAUNCH((attend_mma<KP, WARPS>), grid, dim3(WARPS * CU_WARP), AT_RING * at_dims<KP>::BUFFER,
-              c->stream, *a, a->H / a->kv.G, whole, c->fault);
+    KN_LAUNCH((attend_mma<KP, WARPS>), grid, dim3(at_block<KP, WARPS>::THREADS),
+              AT_RING * at_dims<KP>::BUFFER, c->stream, *a, a->H / a->kv.G, whole, c->fault);
     return cu_launched(c);
 }
 
@@ -506,14 +536,15 @@ at_add_mass(const struct cu_attn &a, unsigned group, unsigned g, unsigned entry0
     struct at_rows<KP> w;
     float s[at_dims<KP>::KEYS / 8][4], lse[2];
     at_load_rows<false>(a, group, g, entry0, fault, w);
-    if (w.last < int32_t(key0) || at_from(a, w.first) >= int32_t(key0 + at_dims<KP>::KEYS)) return;
+    if (w.last() < int32_t(key0) || at_from(a, w.first()) >= int32_t(key0 + at_dims<KP>::KEYS))
+        return;
     CU_UNROLL
     for (unsigned i = 0; i < 2; i++) {
         const unsigned e = entry0 + lane / 4 + 8 * i;
         lse[i] =
             w.pos[i] < 0 ? 0.0f : a.lse[size_t(e / group) * a.H + g * group + e % group] * AT_LOG2E;
     }
-    at_scores<KP>(a, w, k, key0, s);
+    at_scores<KP>(a, w, k, key0, threadIdx.x % CU_WARP, s);
     CU_UNROLL
     for (unsigned n = 0; n < at_dims<KP>::KEYS / 8; n++) {
         CU_UNROLL

@@ -77,14 +77,14 @@ static __global__ void __launch_bounds__(PICKERS)
     const auto place = [&](size_t i) { return idx ? size_t(idx[i]) : i; };
     const auto key = [&](size_t i) { return ~sort_key(score[place(i)]); };
     const struct pivot p = pivot_of(n, k, key, [](uint32_t) { return 1u; });
-    size_t n_equal = 0, n_taken = 0;
+    unsigned n_equal = 0, n_taken = 0;
     for (size_t i0 = 0; i0 < n; i0 += PICKERS) {
         const size_t i = i0 + threadIdx.x;
         const bool equal = i < n && key(i) == p.key;
         unsigned equals, takes;
         const bool first = n_equal + rank_of(equal, &equals) < p.left;
         const bool taken = i < n && (key(i) < p.key || (equal && first));
-        const size_t to = n_taken + rank_of(taken, &takes);
+        const unsigned to = n_taken + rank_of(taken, &takes);
         if (taken) ret[to] = int32_t(place(i));
         n_equal += equals;
         n_taken += takes;
