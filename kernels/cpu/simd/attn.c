@@ -37,6 +37,7 @@ struct chunk {
     float *v; /* [P, K], the same */
 };
 
+#define chunk_exp2 vf_exp2
 #include "kernels/cpu/simd/attn_chunk.h"
 
 /* K transposed, V copied. */

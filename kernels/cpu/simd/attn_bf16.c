@@ -18,6 +18,7 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/simd/amx.h"
 #include "kernels/cpu/simd/q8.h"
+#include "kernels/cpu/simd/turn.h"
 
 enum {
     P = KN_PAGE,
@@ -52,6 +53,20 @@ struct chunk {
     float *k_step, *v_step; /* [P] */
 };
 
+/* 2^x, x <= 0; -inf gives exactly 0, and 0 exactly 1. What it gives is rounded to bf16, so a
+ * polynomial of degree 4 for the fraction will do (minimax, relative error below 3e-6). */
+VF_INLINE vf exp2_short(vf x)
+{
+    const vf f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    vf p = vf_set1(1.3426684e-2f);
+    p = vf_fma(p, f, vf_set1(5.2242474e-2f));
+    p = vf_fma(p, f, vf_set1(2.4128020e-1f));
+    p = vf_fma(p, f, vf_set1(6.9304484e-1f));
+    p = vf_fma(p, f, vf_set1(1.0f));
+    return _mm512_scalef_ps(p, x); /* by the whole part of x */
+}
+
+#define chunk_exp2 exp2_short
 #include "kernels/cpu/simd/attn_chunk.h"
 
 static size_t round_up(size_t n, size_t unit)
@@ -149,6 +164,21 @@ static void put_k(pair *page, size_t K, size_t slot, const float *k)
     }
 }
 
+/* Four keys whose columns are beside each other; K in whole vectors of pairs. */
+static void put_k4(pair *page, size_t K, size_t slot, const float *k, size_t ldk)
+{
+    pair *to = page + slot / AMX_COLS * (K / 2) * AMX_COLS + slot % AMX_COLS;
+    for (size_t d = 0; d < K; d += 2 * VL) {
+        __m512i key[4];
+#pragma GCC unroll 4
+        for (size_t i = 0; i < 4; i++) {
+            const float *x = k + i * ldk + d;
+            key[i] = (__m512i)_mm512_cvtne2ps_pbh(vf_load(x + VL), vf_load(x));
+        }
+        columns_put(key, to + d / 2 * AMX_COLS);
+    }
+}
+
 /* One key: its half of the pairs. */
 static void put_v(pair *page, size_t K, size_t slot, const float *v)
 {
@@ -175,8 +205,15 @@ static int put_kv(const struct kn_kv *kv, void *layer, size_t slot, size_t n, co
 {
     if (kv->K % 2) return -ENOTSUP;
     for (size_t g = 0; g < kv->G; g++) {
-        for (size_t i = 0; i < n; i++)
-            put_k(k_of(kv, layer, g), kv->K, slot + i, k + i * ldk + g * kv->K);
+        pair *k_page = k_of(kv, layer, g);
+        for (size_t i = 0, m; i < n; i += m) {
+            const float *x = k + i * ldk + g * kv->K;
+            m = (slot + i) % 4 == 0 && n - i >= 4 && kv->K % (2 * VL) == 0 ? 4 : 1;
+            if (m == 4)
+                put_k4(k_page, kv->K, slot + i, x, ldk);
+            else
+                put_k(k_page, kv->K, slot + i, x);
+        }
         const float *from = v + g * kv->K;
         for (size_t i = 0; i < n;) {
             const bool two = (slot + i) % 2 == 0 && i + 1 < n;
@@ -384,6 +421,7 @@ static void softmax_row(const struct chunk *c, size_t r, size_t t, int n_see, in
     const float *s = c->s + r * P;
     float *o = c->o + t * c->Kp, *l = c->l + t * VL;
     vf x[P / VL], top = vf_set1(-INFINITY), sum = vf_set1(0.0f);
+#pragma GCC unroll 4
     for (int v = 0; v < P / VL; v++) {
         x[v] = vf_load(s + v * VL);
         if (n_see < P) x[v] = vf_below(x[v], vf_set1(-INFINITY), n_see - v * VL);
@@ -392,16 +430,18 @@ static void softmax_row(const struct chunk *c, size_t r, size_t t, int n_see, in
     }
     const float old = c->m[t], seen = vf_hmax(top), now = seen > old ? seen : old;
     const bool blind = n_skip > 0 && now == -INFINITY; /* so far */
+#pragma GCC unroll 4
     for (int v = 0; v < P / VL; v++) {
-        x[v] = vf_exp2(vf_sub(x[v], vf_set1(blind ? 0.0f : now)));
+        x[v] = exp2_short(vf_sub(x[v], vf_set1(blind ? 0.0f : now)));
         sum = vf_add(sum, x[v]);
         if (c->k) x[v] = vf_mul(x[v], vf_load(c->v_step + v * VL));
     }
+#pragma GCC unroll 2
     for (int v = 0; v < P / VL; v += 2)
         _mm512_storeu_si512(c->p + r * KEY_PAIRS + v / 2 * VL,
                             (__m512i)_mm512_cvtne2ps_pbh(x[v + 1], x[v]));
     if (now != old) {
-        const vf corr = vf_exp2(vf_set1(old - now));
+        const vf corr = exp2_short(vf_set1(old - now));
         sum = vf_fma(vf_load(l), corr, sum);
         for (size_t d = 0; d < c->Kp; d += VL)
             vf_store(o + d, vf_mul(vf_load(o + d), corr));

@@ -1,6 +1,6 @@
 /* attn_chunk: attention chunk by chunk of query rows, whatever pages hold; included by attn.c and
- * attn_bf16.c behind struct chunk, whose fields a, value, head, K, Kp, group, row0, n, g, k, o, l
- * and m it knows.
+ * attn_bf16.c behind chunk_exp2(), which is 2^x for x <= 0, and struct chunk, whose fields a,
+ * value, head, K, Kp, group, row0, n, g, k, o, l and m it knows.
  *
  * Packed row t of a chunk is head t % group of its row t / group. The includer packs queries
  * (chunk_pack()), runs all pages over them (chunk_run()), and adds up the probabilities of a page's
@@ -116,7 +116,7 @@ VF_INLINE void chunk_add_mass(const struct chunk *c, size_t t, int32_t key0, con
     const int n_see = chunk_sees(c, t, key0), n_skip = chunk_skips(c, t, key0);
     const vf lse = vf_set1(c->m[t]);
     for (int v = 0; v < KN_PAGE / VL; v++) {
-        vf p = vf_exp2(vf_sub(vf_load(s + v * VL), lse));
+        vf p = chunk_exp2(vf_sub(vf_load(s + v * VL), lse));
         p = vf_below(p, vf_set1(0.0f), n_see - v * VL);
         if (n_skip) p = vf_below(vf_set1(0.0f), p, n_skip - v * VL);
         vf_store(sum + v * VL, vf_add(vf_load(sum + v * VL), p));

@@ -15,7 +15,7 @@ enum {
     STEPS_AHEAD = 8, /* chosen: fetched while some 500 cycles are spent on one */
 };
 
-/* One step: the halves of two panels (one panel, one half) by one tile of rows (two, up to four),
+/* One step: the halves of two panels (one, one; one half) by one tile of rows (two, three; four),
  * into sums h * rows + r. x is the first tile of rows, the next is behind `stride` dwords. */
 VF_INLINE void codes_product(size_t n_rows, size_t n_halves, const uint32_t *w, const uint32_t *x,
                              size_t stride)
@@ -41,6 +41,20 @@ VF_INLINE void codes_product(size_t n_rows, size_t n_halves, const uint32_t *w, 
         _tile_loadd(5, w + CELLS, 64);
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
+    } else if (n_rows == 3) { /* each tile of w is read once for two products, but at the ends */
+        _tile_loadd(7, x, 64);
+        _tile_loadd(6, w, 64);
+        _tile_dpbf16ps(0, 6, 7);
+        _tile_loadd(6, w + CELLS, 64);
+        _tile_dpbf16ps(3, 6, 7);
+        _tile_loadd(7, x + stride, 64);
+        _tile_dpbf16ps(4, 6, 7);
+        _tile_loadd(6, w, 64);
+        _tile_dpbf16ps(1, 6, 7);
+        _tile_loadd(7, x + 2 * stride, 64);
+        _tile_dpbf16ps(2, 6, 7);
+        _tile_loadd(6, w + CELLS, 64);
+        _tile_dpbf16ps(5, 6, 7);
     } else {
         _tile_loadd(4, w, 64);
         _tile_loadd(5, x, 64);
@@ -49,7 +63,6 @@ VF_INLINE void codes_product(size_t n_rows, size_t n_halves, const uint32_t *w, 
         _tile_dpbf16ps(1, 4, 6);
         _tile_loadd(7, x + 2 * stride, 64);
         _tile_dpbf16ps(2, 4, 7);
-        if (n_rows == 3) return;
         _tile_loadd(5, x + 3 * stride, 64);
         _tile_dpbf16ps(3, 4, 5);
     }
@@ -109,7 +122,7 @@ static struct codes_sums codes_sums(const struct kn_gemm_job *j, size_t t, size_
                                j->m - row * AMX_ROWS < AMX_ROWS ? j->m - row * AMX_ROWS : AMX_ROWS};
 }
 
-#define EACH_SUM(X) X(0) X(1) X(2) X(3)
+#define EACH_SUM(X) X(0) X(1) X(2) X(3) X(4) X(5)
 static void codes_begin(const struct kn_gemm_job *j, const struct codes_sums *s)
 {
     uint32_t buf[CELLS] __attribute__((aligned(64)));
@@ -187,7 +200,7 @@ int kn_gemm_codes_amx(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
     amx_open();
     for (size_t half = 2 * panel0, n; half < 2 * panel1; half += n) {
         const struct codes_form *f = &panel[half / 2].form;
-        n = n_rows > 2 ? 1 : 2;
+        n = n_rows > 3 ? 1 : 2;
         if (n_rows == 1 && half / 2 + 1 < panel1 && codes_form_same(f, &panel[half / 2 + 1].form))
             n = HALVES_MAX;
         if (kn_cancelled(j->cancel)) break;

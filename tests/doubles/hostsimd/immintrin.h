@@ -100,6 +100,10 @@ HS_INLINE hs_reg hs_rint(hs_reg a)
     return (hs_reg){
         .half = {_mm256_round_ps(a.half[0], NEAREST), _mm256_round_ps(a.half[1], NEAREST)}};
 }
+HS_INLINE hs_reg hs_above_floor(hs_reg a)
+{
+    HS_LANE(r.f[l] = isinf(a.f[l]) ? 0 : a.f[l] - floorf(a.f[l]));
+}
 HS_FN hs_reg hs_blend(__mmask16 m, hs_reg off, hs_reg on)
 {
     HS_LANE(r.u[l] = m >> l & 1 ? on.u[l] : off.u[l]);
@@ -321,6 +325,8 @@ HS_FN void hs_tile_dot(int c, int a, int b)
 #undef _mm512_cmp_ps_mask
 #undef _mm512_setr_epi32
 #undef _mm512_roundscale_ps
+#undef _mm512_reduce_ps
+#undef _mm512_scalef_ps
 #undef _mm512_slli_epi32
 #undef _mm512_srli_epi32
 #undef _mm512_inserti32x4
@@ -352,6 +358,8 @@ HS_FN void hs_tile_dot(int c, int a, int b)
 #define _mm512_min_ps(a, b) hs_min(hs_v(a), hs_v(b)).v
 #define _mm512_fmadd_ps(a, b, c) hs_fma(hs_v(a), hs_v(b), hs_v(c)).v
 #define _mm512_roundscale_ps(a, scale) hs_rint(hs_v(a)).v /* scale 0, the only one used */
+#define _mm512_reduce_ps(a, how) hs_above_floor(hs_v(a)).v /* down, likewise */
+#define _mm512_scalef_ps(a, n) hs_scale2(0xffff, hs_v(a), hs_v(n)).v
 #define _mm512_mask_blend_ps(m, a, b) hs_blend(m, hs_v(a), hs_v(b)).v
 #define _mm512_cmp_ps_mask(a, b, op) hs_not_less(hs_v(a), hs_v(b)) /* _CMP_NLT_UQ, likewise */
 #define _mm512_maskz_scalef_ps(m, a, n) hs_scale2(m, hs_v(a), hs_v(n)).v
