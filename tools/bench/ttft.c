@@ -31,6 +31,7 @@ struct row {
     const struct origin *from;
     double *ms; /* [reps] */
     uint32_t n_recomputed;
+    double cost;             /* token-layers computed, of full's */
     size_t n_chunks, n_from; /* looked up, and found where they should be; over all rounds */
 };
 struct ttft { /* the bench's store is that of the row that runs */
@@ -106,6 +107,7 @@ static int run_row(struct ttft *t, struct row *w, double *ret_ms)
     if (r < 0) return r;
     *ret_ms = res.ttft_ms;
     w->n_recomputed = res.report.n_recomputed;
+    w->cost = res.report.cost;
     size_t n = st == POL_FULL ? 0 : st == POL_PREFIX ? 1 : t->prompt.n_chunks;
     for (size_t i = 0; i < n; i++)
         w->n_from += res.tier[i] && strcmp(res.tier[i], w->from->name) == 0;
@@ -140,19 +142,20 @@ static const struct bench_column columns[] = {{"tier", "tier", -6, 0},
                                               {"p90", "ttft_ms_p90", 9, 1},
                                               {"speedup", "speedup_vs_full", 9, 2},
                                               {"recomputed", "tokens_recomputed", 11, 0},
+                                              {"of limit", "of_limit", 9, 2},
                                               {0}};
 
 static void report_row(struct ttft *t, const struct row *w)
 {
     const double ms = bench_quantile(w->ms, t->reps, 0.5),
                  full_ms = bench_quantile(t->row[0].ms, t->reps, 0.5);
-    json_t *row =
-        json_pack("{s:s, s:f, s:s, s:f, s:f, s:f, s:f, s:i, s:i}", "strategy",
-                  pol_strategy_name(w->run.strategy), "ratio", (double)w->run.ratio, "tier",
-                  w->run.strategy == POL_FULL ? "none" : w->from->name, "ttft_ms_median", ms,
-                  "ttft_ms_p10", bench_quantile(w->ms, t->reps, 0.1), "ttft_ms_p90",
-                  bench_quantile(w->ms, t->reps, 0.9), "speedup_vs_full", full_ms / ms,
-                  "tokens_total", (int)t->prompt.n_tok, "tokens_recomputed", (int)w->n_recomputed);
+    json_t *row = json_pack(
+        "{s:s, s:f, s:s, s:f, s:f, s:f, s:f, s:i, s:i, s:f, s:f}", "strategy",
+        pol_strategy_name(w->run.strategy), "ratio", (double)w->run.ratio, "tier",
+        w->run.strategy == POL_FULL ? "none" : w->from->name, "ttft_ms_median", ms, "ttft_ms_p10",
+        bench_quantile(w->ms, t->reps, 0.1), "ttft_ms_p90", bench_quantile(w->ms, t->reps, 0.9),
+        "speedup_vs_full", full_ms / ms, "tokens_total", (int)t->prompt.n_tok, "tokens_recomputed",
+        (int)w->n_recomputed, "cost", w->cost, "of_limit", full_ms / ms * w->cost);
     if (t->tiers && w->n_chunks)
         json_object_set_new(row, "share_from_tier",
                             json_real((double)w->n_from / (double)w->n_chunks));

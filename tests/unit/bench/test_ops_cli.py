@@ -60,6 +60,20 @@ def check_ceil():
         assert len([r for r in out["rows"] if r["kind"] == kind]) == 1, kind
 
 
+def check_scaling():
+    """On more threads than there are cores, too: the model is of what is in the report."""
+    rows = run("kernels scaling", "--threads", "3")["rows"]
+    assert [r["threads"] for r in rows] == [1, 2, 3, 4, 8, 16, 32, 64]
+    for r in rows:
+        for key in ("barrier_us", "copy_gbps", "prefill_ms", "blend_ms", "decode_ms"):
+            assert r[key] > 0 if r["threads"] <= 3 else r[key] is None, (key, r)
+    for kind in ("prefill", "blend"):
+        model = [r[f"{kind}_model_ms"] for r in rows]
+        assert model[0] > 0 and min(model) > model[0] / 64, (kind, model)
+    r = subprocess.run([BENCH, "kernels", "scaling", "--threads", "two"], capture_output=True, text=True)
+    assert r.returncode == 1 and "threads" in r.stderr, r
+
+
 def check_refusals():
     for args in (["--at-rows", "5,,6"], ["--at-rows", "0"], ["--at-rows", ""], ["--weights", "fp8", "--device", "cpu"]):
         r = subprocess.run([BENCH, "kernels", "--shape", "smollm2", *args], capture_output=True, text=True)
@@ -69,6 +83,7 @@ def check_refusals():
 check_kernels()
 if DEVICE == "cpu":
     check_ceil()
+    check_scaling()
 else:
     check_experts()
     check_refusals()
