@@ -73,7 +73,7 @@ void *kn_slab_take(struct kn_dev *d, size_t bytes, struct kn_slab **ret)
     if (bytes == 0 || bytes > SIZE_MAX / 2) return NULL;
     bytes = (bytes + SLAB_LINE - 1) / SLAB_LINE * SLAB_LINE;
     if (!s || s->bytes - s->used < bytes) {
-        const size_t all = SLAB_LINE + (bytes > SLAB_BYTES ? bytes : SLAB_BYTES - SLAB_LINE);
+        const size_t all = SLAB_LINE + bytes > SLAB_BYTES ? SLAB_LINE + bytes : SLAB_BYTES;
         s = kn_huge_alloc(all);
         if (!s) return NULL;
         *s = (struct kn_slab){all, SLAB_LINE, 1};

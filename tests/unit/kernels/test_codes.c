@@ -2,6 +2,7 @@
  * instruction set, the rows, the threads and the cut. */
 #include "kernels/codes.h"
 #include "kernels/cpu/coded.h"
+#include "kernels/cpu/cpu.h"
 #include "tests/unit/kernels/kern.h"
 
 #define ONE(...) __VA_ARGS__,
@@ -190,6 +191,27 @@ TEST(parts_of_different_forms_are_one_weight)
         }
         kn_dev_destroy(d);
     }
+}
+
+/* Of 32 MiB, a slab's size, but for the line that the slab has for itself: once the next one stood
+ * behind the end. */
+TEST(weights_of_a_slabs_size_stand_apart)
+{
+    enum { N = 64, K = 32768, BYTES = 2 * N * K };
+    const struct kn_part part = {N * 8, forms[FORM_F16]};
+    struct kn_dev *d = kern_dev(0, 2, "own-f32");
+    struct kn_mat *w[3] = {NULL};
+    for (size_t i = 0; i < 3; i++) {
+        ASSERT_OK(kn_mat_create_coded(d, &part, 1, K, false, &w[i]));
+        ASSERT_EQ(w[i]->coded->bytes, 8 * BYTES);
+        memset(w[i]->coded->data, (int)i + 1, w[i]->coded->bytes);
+    }
+    for (size_t i = 0; i < 3; i++) {
+        ASSERT_EQ(w[i]->coded->data[0], i + 1);
+        ASSERT_EQ(w[i]->coded->data[w[i]->coded->bytes - 1], i + 1);
+        kn_mat_destroy(w[i]);
+    }
+    kn_dev_destroy(d);
 }
 
 /* Runs that are played again multiply codes as f32 where others round them to bf16, but on tiles:
