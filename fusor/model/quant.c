@@ -38,13 +38,41 @@ static void take_q8_0(const uint8_t *src, size_t n, const struct codes_row *out)
     }
 }
 
-/* 16 bytes: low nibbles are values 0…15, high nibbles 16…31, bit i of `high` is the fifth of value
- * i; `low` is added. */
-static inline void nibbles(const uint8_t *src, uint32_t high, int low, int8_t *q)
+/* 16 bytes: low nibbles are values 0…15, high nibbles 16…31; `low` is added. In arrays of its own:
+ * as far as the compiler knows q may be src, and then it takes one byte at a time. */
+static inline void nibbles(const uint8_t *src, int low, int8_t *q)
 {
+    uint8_t b[16];
+    int8_t v[32];
+    memcpy(b, src, sizeof b);
     for (int i = 0; i < 16; i++) {
-        q[i] = (int8_t)(((src[i] & 15) | (int)(high >> i & 1) << 4) + low);
-        q[16 + i] = (int8_t)((src[i] >> 4 | (int)(high >> (i + 16) & 1) << 4) + low);
+        v[i] = (int8_t)((b[i] & 15) + low);
+        v[16 + i] = (int8_t)((b[i] >> 4) + low);
+    }
+    memcpy(q, v, sizeof v);
+}
+
+#define EACH_BYTE(x) ((x)*0x0101010101010101u)
+
+/* Bytes of four bits with bit i of `fifth` above them in byte i; less 16 if so. */
+static inline uint64_t five_bits(uint64_t four, uint32_t fifth, bool less_16)
+{
+    const uint64_t own = EACH_BYTE(fifth & 255u) & 0x8040201008040201u;
+    const uint64_t x = four | ((own + EACH_BYTE(0x7fu)) >> 3 & EACH_BYTE(16u));
+    const uint64_t y = x ^ EACH_BYTE(16u), sign = y & EACH_BYTE(16u);
+    return less_16 ? y | sign << 1 | sign << 2 | sign << 3 : x;
+}
+
+/* The same with bit i of `fifths` for value i. */
+static inline void five_bits_each(const uint8_t *src, uint32_t fifths, bool less_16, int8_t *q)
+{
+    for (int i = 0; i < 16; i += 8) {
+        uint64_t b;
+        memcpy(&b, src + i, sizeof b);
+        const uint64_t v[2] = {five_bits(b & EACH_BYTE(15u), fifths >> i, less_16),
+                               five_bits(b >> 4 & EACH_BYTE(15u), fifths >> (16 + i), less_16)};
+        memcpy(q + i, &v[0], sizeof v[0]);
+        memcpy(q + 16 + i, &v[1], sizeof v[1]);
     }
 }
 
@@ -53,7 +81,7 @@ static void take_q4_0(const uint8_t *src, size_t n, const struct codes_row *out)
 {
     for (size_t b = 0; b < n; b++, src += 18) {
         out->d[b] = load_u16(src);
-        nibbles(src + 2, 0, -8, out->q + 32 * b);
+        nibbles(src + 2, -8, out->q + 32 * b);
     }
 }
 
@@ -63,7 +91,7 @@ static void take_q4_1(const uint8_t *src, size_t n, const struct codes_row *out)
     for (size_t b = 0; b < n; b++, src += 20) {
         out->d[b] = load_u16(src);
         out->m[b] = load_u16(src + 2);
-        nibbles(src + 4, 0, 0, out->q + 32 * b);
+        nibbles(src + 4, 0, out->q + 32 * b);
     }
 }
 
@@ -72,7 +100,7 @@ static void take_q5_0(const uint8_t *src, size_t n, const struct codes_row *out)
 {
     for (size_t b = 0; b < n; b++, src += 22) {
         out->d[b] = load_u16(src);
-        nibbles(src + 6, load_u32(src + 2), -16, out->q + 32 * b);
+        five_bits_each(src + 6, load_u32(src + 2), true, out->q + 32 * b);
     }
 }
 
@@ -82,7 +110,7 @@ static void take_q5_1(const uint8_t *src, size_t n, const struct codes_row *out)
     for (size_t b = 0; b < n; b++, src += 24) {
         out->d[b] = load_u16(src);
         out->m[b] = load_u16(src + 2);
-        nibbles(src + 8, load_u32(src + 4), 0, out->q + 32 * b);
+        five_bits_each(src + 8, load_u32(src + 4), false, out->q + 32 * b);
     }
 }
 
@@ -91,7 +119,7 @@ static void take_iq4_nl(const uint8_t *src, size_t n, const struct codes_row *ou
 {
     for (size_t b = 0; b < n; b++, src += 18) {
         out->d[b] = load_u16(src);
-        nibbles(src + 2, 0, 0, out->q + 32 * b);
+        nibbles(src + 2, 0, out->q + 32 * b);
     }
 }
 
@@ -103,7 +131,7 @@ static void take_mxfp4(const uint8_t *src, size_t n, const struct codes_row *out
     for (size_t b = 0; b < n; b++, src += 17) {
         const unsigned e = src[0];
         out->d[b] = (uint16_t)(e < 2 ? 0x20u << e : (e - 1) << 7);
-        nibbles(src + 1, 0, 0, out->q + 32 * b);
+        nibbles(src + 1, 0, out->q + 32 * b);
     }
 }
 
@@ -114,17 +142,20 @@ static void take_mxfp4(const uint8_t *src, size_t n, const struct codes_row *out
 static void take_q2_k(const uint8_t *src, size_t n, const struct codes_row *out)
 {
     for (size_t b = 0; b < n; b++, src += 84) {
+        uint8_t block[64]; /* as in nibbles() */
+        int8_t q[256];
+        memcpy(block, src + 16, sizeof block);
         out->d[b] = load_u16(src + 80);
         out->m[b] = load_u16(src + 82);
         for (int g = 0; g < 16; g++) {
-            const uint8_t *from = src + 16 + g / 8 * 32 + g % 2 * 16;
-            int8_t *q = out->q + 256 * b + 16 * g;
-            int shift = g % 8 / 2 * 2;
             out->s[16 * b + (size_t)g] = (int8_t)(src[g] & 15);
             out->t[16 * b + (size_t)g] = src[g] >> 4;
-            for (int i = 0; i < 16; i++)
-                q[i] = (int8_t)(from[i] >> shift & 3);
         }
+#pragma GCC unroll 8
+        for (int p = 0; p < 8; p++)
+            for (int i = 0; i < 32; i++)
+                q[32 * p + i] = (int8_t)(block[p / 4 * 32 + i] >> p % 4 * 2 & 3);
+        memcpy(out->q + 256 * b, q, sizeof q);
     }
 }
 
@@ -134,16 +165,20 @@ static void take_q3_k(const uint8_t *src, size_t n, const struct codes_row *out)
 {
     for (size_t b = 0; b < n; b++, src += 110) {
         const uint8_t *sc = src + 96;
+        uint8_t block[96]; /* as in nibbles() */
+        int8_t q[256];
+        memcpy(block, src, sizeof block);
         out->d[b] = load_u16(src + 108);
         for (int g = 0; g < 16; g++) {
-            const uint8_t *from = src + 32 + g / 8 * 32 + g % 2 * 16, *h = src + g % 2 * 16;
-            int8_t *q = out->q + 256 * b + 16 * g;
-            int shift = g % 8 / 2 * 2, bit = g / 2;
             int low = sc[g % 8] >> (g / 8 * 4) & 15, high = sc[8 + g % 4] >> (g / 4 * 2) & 3;
             out->s[16 * b + (size_t)g] = (int8_t)((low | high << 4) - 32);
-            for (int i = 0; i < 16; i++)
-                q[i] = (int8_t)((from[i] >> shift & 3) - ((h[i] >> bit & 1) ^ 1) * 4);
         }
+#pragma GCC unroll 8
+        for (int p = 0; p < 8; p++)
+            for (int i = 0; i < 32; i++)
+                q[32 * p + i] = (int8_t)((block[32 + p / 4 * 32 + i] >> p % 4 * 2 & 3) -
+                                         ((block[i] >> p & 1) ^ 1) * 4);
+        memcpy(out->q + 256 * b, q, sizeof q);
     }
 }
 
@@ -168,13 +203,15 @@ static void take_q4_k(const uint8_t *src, size_t n, const struct codes_row *out)
         out->d[b] = load_u16(src);
         out->m[b] = load_u16(src + 2);
         k_scales(src + 4, out->s + 8 * b, out->t + 8 * b);
-        for (int j = 0; j < 8; j++) {
-            const uint8_t *from = src + 16 + j / 2 * 32;
-            int8_t *q = out->q + 256 * b + 32 * j;
-            int shift = j % 2 * 4;
-            for (int i = 0; i < 32; i++)
-                q[i] = (int8_t)(from[i] >> shift & 15);
-        }
+        uint8_t block[128]; /* as in nibbles() */
+        int8_t q[256];
+        memcpy(block, src + 16, sizeof block);
+        for (int j = 0; j < 4; j++)
+            for (int i = 0; i < 32; i++) {
+                q[64 * j + i] = (int8_t)(block[32 * j + i] & 15);
+                q[64 * j + 32 + i] = (int8_t)(block[32 * j + i] >> 4);
+            }
+        memcpy(out->q + 256 * b, q, sizeof q);
     }
 }
 
@@ -186,13 +223,17 @@ static void take_q5_k(const uint8_t *src, size_t n, const struct codes_row *out)
         out->d[b] = load_u16(src);
         out->m[b] = load_u16(src + 2);
         k_scales(src + 4, out->s + 8 * b, out->t + 8 * b);
-        for (int j = 0; j < 8; j++) {
-            const uint8_t *from = src + 48 + j / 2 * 32, *h = src + 16;
-            int8_t *q = out->q + 256 * b + 32 * j;
-            int shift = j % 2 * 4;
-            for (int i = 0; i < 32; i++)
-                q[i] = (int8_t)((from[i] >> shift & 15) | (h[i] >> j & 1) << 4);
-        }
+        uint8_t block[160]; /* as in nibbles() */
+        int8_t q[256];
+        memcpy(block, src + 16, sizeof block);
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++)
+            for (int i = 0; i < 32; i++) {
+                const uint8_t two = block[32 + 32 * j + i];
+                q[64 * j + i] = (int8_t)((two & 15) | (block[i] >> 2 * j & 1) << 4);
+                q[64 * j + 32 + i] = (int8_t)(two >> 4 | (block[i] >> (2 * j + 1) & 1) << 4);
+            }
+        memcpy(out->q + 256 * b, q, sizeof q);
     }
 }
 
@@ -202,17 +243,22 @@ static void take_q5_k(const uint8_t *src, size_t n, const struct codes_row *out)
 static void take_q6_k(const uint8_t *src, size_t n, const struct codes_row *out)
 {
     for (size_t b = 0; b < n; b++, src += 210) {
+        uint8_t block[192]; /* as in nibbles() */
+        int8_t q[256];
+        memcpy(block, src, sizeof block);
         out->d[b] = load_u16(src + 208);
         memcpy(out->s + 16 * b, src + 192, 16);
-        for (int g = 0; g < 16; g++) {
-            int half = g / 8, part = g % 8 / 2, odd = g % 2 * 16;
-            const uint8_t *from = src + half * 64 + part % 2 * 32 + odd;
-            const uint8_t *h = src + 128 + half * 32 + odd;
-            int8_t *q = out->q + 256 * b + 16 * g;
-            int shift = part / 2 * 4;
-            for (int i = 0; i < 16; i++)
-                q[i] = (int8_t)(((from[i] >> shift & 15) | (h[i] >> (2 * part) & 3) << 4) - 32);
+        for (int half = 0; half < 2; half++) {
+            const uint8_t *l = block + half * 64, *h = block + 128 + half * 32;
+            int8_t *to = q + half * 128;
+            for (int i = 0; i < 32; i++) {
+                to[i] = (int8_t)(((l[i] & 15) | (h[i] & 3) << 4) - 32);
+                to[32 + i] = (int8_t)(((l[32 + i] & 15) | (h[i] >> 2 & 3) << 4) - 32);
+                to[64 + i] = (int8_t)((l[i] >> 4 | (h[i] >> 4 & 3) << 4) - 32);
+                to[96 + i] = (int8_t)((l[32 + i] >> 4 | h[i] >> 6 << 4) - 32);
+            }
         }
+        memcpy(out->q + 256 * b, q, sizeof q);
     }
 }
 
@@ -225,7 +271,7 @@ static void take_iq4_xs(const uint8_t *src, size_t n, const struct codes_row *ou
         for (int g = 0; g < 8; g++) {
             const int high = load_u16(src + 2) >> 2 * g & 3, low = src[4 + g / 2] >> g % 2 * 4 & 15;
             out->s[8 * b + (size_t)g] = (int8_t)((low | high << 4) - 32);
-            nibbles(src + 8 + 16 * g, 0, 0, out->q + 256 * b + 32 * g);
+            nibbles(src + 8 + 16 * g, 0, out->q + 256 * b + 32 * g);
         }
     }
 }

@@ -1,9 +1,12 @@
-/* Packing rows into coded panels. */
+/* Packing rows into coded panels.
+ *
+ * Values of a row lie side by side in a file, columns in a panel: so up to 16 rows at a time are
+ * turned, 16 bytes of each in a register. */
 #include "kernels/cpu/coded.h"
 
-#include "base/assert.h"
 #include "base/mem.h"
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/turn.h"
 
 #include <string.h>
 
@@ -78,40 +81,61 @@ struct codes_form kn_coded_form(const struct kn_coded *c, size_t row)
     return c->part[i].form;
 }
 
-/* Eight codes as nibbles: each less `low`, then neighbours drawn together. */
-static uint32_t nibbles_of(const int8_t *q, int low)
-{
-    const uint64_t each = 0x0101010101010101u;
-    uint64_t x;
-    memcpy(&x, q, sizeof x);
-    x = ((x & 15 * each) + each * (uint64_t)(-low & 15)) & 15 * each;
-    x = (x | x >> 4) & 0x00ff00ff00ff00ffu;
-    x = (x | x >> 8) & 0x0000ffff0000ffffu;
-    return (uint32_t)(x | x >> 16);
-}
-
 /* Columns of one vector, which are next to each other in each of the places that they go to: whole
  * lines of cache, where they are as many as its lanes. */
 struct columns {
     const struct codes_row *row; /* [n] */
     size_t n, first;             /* in the panel */
 };
-enum { LANES_MAX = 16 };
+
+/* Of n elements of so many bytes element i of column j to to + i * stride + j * size. */
+TURN_INLINE void put_turned(const struct columns *x, size_t size, size_t from, size_t n,
+                            uint8_t *to, size_t stride)
+{
+    const size_t most = sizeof(turn_8) / size;
+    for (size_t j = 0, now; j < x->n; j += now, to += now * size) {
+        size_t i = 0;
+        now = x->n - j < most ? x->n - j : most;
+        for (; i + most <= n; i += most) {
+            turn_8 v[16];
+#pragma GCC unroll 16
+            for (size_t r = 0; r < most; r++)
+                v[r] = r < now ? turn_load(x->row[j + r].q + (from + i) * size) : (turn_8){0};
+            turn(size, v);
+#pragma GCC unroll 16
+            for (size_t e = 0; e < most; e++)
+                turn_store(to + (i + e) * stride, v[e], now * size);
+        }
+        for (; i < n; i++)
+            for (size_t r = 0; r < now; r++)
+                memcpy(to + i * stride + r * size, x->row[j + r].q + (from + i) * size, size);
+    }
+}
+
+/* 32 codes, each less `low`, as four words of nibbles: the low nibbles of halfword h are values h
+ * and 8 + h, the high ones 16 + h and 24 + h. */
+static inline turn_8 nibbles_of(const int8_t *q, int low)
+{
+    const turn_8 a = (turn_load(q) - (uint8_t)low) & 15,
+                 b = (turn_load(q + 16) - (uint8_t)low) & 15;
+    return turn_low_8(a, b) | turn_high_8(a, b) << 4;
+}
 
 static void put_nibbles(const struct kn_coded *c, uint8_t *at, const struct columns *x, size_t from,
                         int low)
 {
-    uint32_t word[4][LANES_MAX];
-    int8_t q[8];
-    for (size_t j = 0; j < x->n; j++)
-        for (size_t w = 0; w < 4; w++) {
-            for (size_t i = 0; i < 8; i++)
-                q[i] = x->row[j].q[from + kn_nibble(w, i)];
-            word[w][j] = nibbles_of(q, low);
-        }
     at += (x->first / c->lanes * 4 * c->lanes + x->first % c->lanes) * 4;
-    for (size_t w = 0; w < 4; w++)
-        memcpy(at + w * c->lanes * 4, word[w], x->n * 4);
+    for (size_t j = 0, now; j < x->n; j += now) {
+        turn_8 word[4];
+        now = x->n - j < 4 ? x->n - j : 4;
+#pragma GCC unroll 4
+        for (size_t r = 0; r < 4; r++)
+            word[r] = r < now ? nibbles_of(x->row[j + r].q + from, low) : (turn_8){0};
+        turn(4, word);
+#pragma GCC unroll 4
+        for (size_t w = 0; w < 4; w++)
+            turn_store(at + (w * c->lanes + j) * 4, word[w], now * 4);
+    }
 }
 
 static void put_scales(const struct kn_coded *c, uint8_t *at, const struct columns *x, size_t i,
@@ -142,30 +166,21 @@ static void put_codes(const struct kn_coded *c, uint8_t *panel, const struct cod
         if (f->bits == 4)
             put_nibbles(c, step, x, s * CODES_STEP, f->low);
         else
-            for (size_t i = 0; i < CODES_STEP; i++)
-                for (size_t j = 0; j < x->n; j++)
-                    step[i * nr + x->first + j] = (uint8_t)x->row[j].q[s * CODES_STEP + i];
+            put_turned(x, 1, s * CODES_STEP, CODES_STEP, step + x->first, nr);
     }
-}
-
-static void put_16(const struct kn_coded *c, uint8_t *panel, size_t col, const uint16_t *x)
-{
-    for (size_t i = 0; i < c->k; i++)
-        memcpy(panel + 2 * (i * c->nr + col), x + i, sizeof *x);
 }
 
 void kn_coded_fill(struct kn_coded *c, size_t row0, size_t n, const struct codes_row *rows)
 {
-    ASSERT(c->lanes <= LANES_MAX);
     for (size_t i = 0, now; i < n; i += now) {
         const struct kn_panel *p = &c->panel[(row0 + i) / c->nr];
         const size_t first = (row0 + i) % c->nr, most = c->lanes - first % c->lanes;
         now = n - i < most ? n - i : most;
+        const struct columns x = {rows + i, now, first};
         if (p->form.bits == 16)
-            for (size_t j = 0; j < now; j++)
-                put_16(c, c->data + p->at, first + j, (const void *)rows[i + j].q);
+            put_turned(&x, 2, 0, c->k, c->data + p->at + 2 * first, 2 * c->nr);
         else if (p->form.bits)
-            put_codes(c, c->data + p->at, &p->form, &(struct columns){rows + i, now, first});
+            put_codes(c, c->data + p->at, &p->form, &x);
     }
 }
 

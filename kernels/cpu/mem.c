@@ -6,7 +6,7 @@
 #include <sys/mman.h>
 
 /* Chosen: malloc's own limit. From here on what is not touched costs nothing. */
-enum { MAPPED_BYTES = 32 << 20 };
+enum { MAPPED_BYTES = 32 << 20, HUGE_BYTES = 2 << 20 };
 
 struct mapped {
     struct mapped *next;
@@ -54,18 +54,42 @@ void kn_cpu_mem_free(struct kn_dev *d, void *p)
 
 void *kn_huge_alloc(size_t bytes)
 {
-    enum { HUGE = 2 << 20 };
     /* Reads ahead of the last panel stay inside the block: one vector of slack. */
-    void *p = bytes ? mem_aligned(bytes >= 2 * HUGE ? HUGE : 64, bytes + 64) : NULL;
-    if (p && bytes >= 2 * HUGE) (void)madvise(p, bytes, MADV_HUGEPAGE);
+    void *p = bytes ? mem_aligned(bytes >= 2 * HUGE_BYTES ? HUGE_BYTES : 64, bytes + 64) : NULL;
+    if (p && bytes >= 2 * HUGE_BYTES) (void)madvise(p, bytes, MADV_HUGEPAGE);
     return p;
 }
 
 struct kn_slab {
     size_t bytes, used; /* the header included */
+    size_t touched;     /* whole large pages from the start on that have memory */
     unsigned n_refs;
 };
 enum { SLAB_BYTES = 32 << 20, SLAB_LINE = 64 }; /* chosen: of a last one half is lost, untouched */
+
+static int touch_page(struct kn_stream *st, void *arg, size_t i)
+{
+    struct kn_slab *s = arg;
+    const size_t at = s->touched + i * HUGE_BYTES, left = s->bytes - at;
+    mem_touch((char *)s + at, left < HUGE_BYTES ? left : HUGE_BYTES);
+    return 0;
+}
+
+static int touch_pages(struct kn_stream *st, void *arg, size_t row0, size_t n)
+{
+    return kn_par(st, n, touch_page, arg);
+}
+
+/* The system clears a large page when it is first touched, a tenth of a millisecond or more: by all
+ * threads, each its own ones. Where they pack neighbouring rows they would clear the same page
+ * twice, and one be thrown away. */
+static void slab_touch(struct kn_dev *d, struct kn_slab *s)
+{
+    if (s->used <= s->touched) return;
+    const size_t n = (s->used - s->touched + HUGE_BYTES - 1) / HUGE_BYTES;
+    (void)kn_wide(d, n, NULL, touch_pages, s);
+    s->touched += n * HUGE_BYTES;
+}
 
 void *kn_slab_take(struct kn_dev *d, size_t bytes, struct kn_slab **ret)
 {
@@ -76,13 +100,15 @@ void *kn_slab_take(struct kn_dev *d, size_t bytes, struct kn_slab **ret)
         const size_t all = SLAB_LINE + bytes > SLAB_BYTES ? SLAB_LINE + bytes : SLAB_BYTES;
         s = kn_huge_alloc(all);
         if (!s) return NULL;
-        *s = (struct kn_slab){all, SLAB_LINE, 1};
+        *s = (struct kn_slab){.bytes = all, .used = SLAB_LINE, .n_refs = 1};
+        s->touched = HUGE_BYTES < all ? HUGE_BYTES : all;
         kn_slab_unref(d->slab);
         d->slab = s;
     }
     char *p = (char *)s + s->used;
     s->used += bytes;
     s->n_refs++;
+    slab_touch(d, s);
     *ret = s;
     return p;
 }

@@ -193,6 +193,72 @@ TEST(parts_of_different_forms_are_one_weight)
     }
 }
 
+/* What a panel has of column `col` of k values, by the description in coded.h alone, against r. */
+static void same_column(const struct kn_coded *c, const struct codes_form *f, const uint8_t *panel,
+                        size_t col, const struct codes_row *r)
+{
+    const size_t nr = c->nr, n_groups = f->bits == 16 ? 1 : CODES_STEP / f->group;
+    for (size_t i = 0; f->bits == 16 && i < c->k; i++)
+        ASSERT_MEMEQ(panel + 2 * (i * nr + col), r->q + 2 * i, 2);
+    const struct kn_layout l = kn_layout(f, nr);
+    for (size_t s = 0; f->bits < 16 && s < c->k / CODES_STEP; s++) {
+        const uint8_t *unit = panel + s / l.steps * l.unit;
+        const uint8_t *step = unit + l.unit_head + s % l.steps * l.step;
+        const uint8_t *scale = kn_by_units(f) ? unit : step, *codes = step + l.step_head;
+        ASSERT_MEMEQ(scale + 2 * col, r->d + s / l.steps, 2);
+        if (f->min) ASSERT_MEMEQ(scale + 2 * (nr + col), r->m + s / l.steps, 2);
+        for (size_t g = 0; f->super && g < n_groups; g++) {
+            ASSERT_EQ(step[g * nr + col], (uint8_t)r->s[s * n_groups + g]);
+            if (f->min) ASSERT_EQ(step[(n_groups + g) * nr + col], r->t[s * n_groups + g]);
+        }
+        const int8_t *q = r->q + s * CODES_STEP;
+        for (size_t i = 0; f->bits == 8 && i < CODES_STEP; i++)
+            ASSERT_EQ(codes[i * nr + col], (uint8_t)q[i]);
+        for (size_t i = 0; f->bits == 4 && i < CODES_STEP; i++) {
+            const size_t word = col / c->lanes * 4 * c->lanes + i / 8 * c->lanes + col % c->lanes;
+            const int is = codes[word * 4 + i % 8 / 2] >> i % 2 * 4 & 15;
+            ASSERT_EQ(is, q[kn_nibble(i / 8, i % 8)] - f->low);
+        }
+    }
+}
+
+/* Rows come in pieces of any size and begin anywhere in a panel. */
+TEST(panels_have_what_their_description_says)
+{
+    enum { N = 75, MOST_K = 1280 };
+    struct kern_row row[N];
+    struct codes_row r[N];
+    uint64_t seed = 7;
+    for (size_t i = 0; i < N; i++) {
+        row[i] = kern_row_make(MOST_K);
+        r[i] = (struct codes_row){row[i].q, row[i].d, row[i].m, row[i].s, row[i].t};
+    }
+    for (size_t x = 0; x < KERN_ISAS * FORM_F32; x++) {
+        struct kn_dev *d = kern_dev((unsigned)(x / FORM_F32), 2, "own-f32");
+        const struct codes_form *f = &forms[x % FORM_F32];
+        const struct kn_part part = {N, *f};
+        const size_t k = kn_by_units(f) ? MOST_K : f->bits == 16 ? 421 : 416;
+        struct kn_mat *w = NULL;
+        if (!d) break;
+        ASSERT_OK(kn_mat_create_coded(d, &part, 1, k, false, &w));
+        for (size_t i = 0, now; i < N; i += now) {
+            now = 1 + test_rand(&seed) % 40;
+            if (now > N - i) now = N - i;
+            for (size_t j = i; j < i + now; j++)
+                kern_row_random(f, k, &seed, &row[j]);
+            ASSERT_OK(kn_mat_fill_codes(w, i, now, r + i));
+        }
+        for (size_t i = 0; i < N; i++) {
+            const struct kn_coded *c = w->coded;
+            same_column(c, f, c->data + c->panel[i / c->nr].at, i % c->nr, &r[i]);
+        }
+        kn_mat_destroy(w);
+        kn_dev_destroy(d);
+    }
+    for (size_t i = 0; i < N; i++)
+        kern_row_drop(&row[i]);
+}
+
 /* Of 32 MiB, a slab's size, but for the line that the slab has for itself: once the next one stood
  * behind the end. */
 TEST(weights_of_a_slabs_size_stand_apart)
