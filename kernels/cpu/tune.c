@@ -126,7 +126,8 @@ static int measure_candidates(struct kn_dev *d, const struct kn_shape *s, size_t
     }
     uint64_t t0 = clock_ns();
     for (int round = 0; r == 0 && round < ROUNDS_MAX; round++) {
-        if (round >= ROUNDS_MIN && clock_ms_since(t0) > budget_ms) break;
+        /* Alone there is but a rate to know. */
+        if (round >= ROUNDS_MIN && (n_c == 1 || clock_ms_since(t0) > budget_ms)) break;
         for (size_t i = 0; i < n_c; i++) {
             /* One round is enough for a candidate that is several times slower. */
             if (round > 0 && c[i].best_s > HOPELESS * best) continue;
