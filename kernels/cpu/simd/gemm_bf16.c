@@ -59,6 +59,7 @@ int kn_gemm_bf16_avx512(const struct kn_gemm_job *j, size_t panel0, size_t panel
 }
 
 #include "kernels/cpu/simd/gemm_amx.h"
+#include "kernels/cpu/simd/gemm_words.h"
 
 int kn_gemm_bf16_amx(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
 {
@@ -72,8 +73,10 @@ int kn_gemm_bf16_amx(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
         part.c += row * j->ldc;
         if (!j->coded || part.m > AMX_ROWS) /* else few() copies them piece by piece */
             amx_copy_a(&part, 0, units, part.pairs, kn_pairs_stride(j->k));
-        r = gemm_blocks(&part, panel0, panel1,
-                        (struct gemm_way){AMX_ROWS, amx_few, amx_block, amx_next_k});
+        r = words_pay(&part)
+                ? words_gemm(&part, panel0, panel1)
+                : gemm_blocks(&part, panel0, panel1,
+                              (struct gemm_way){AMX_ROWS, amx_few, amx_block, amx_next_k});
     }
     _tile_release();
     return r;
