@@ -88,7 +88,8 @@ TEST(operations_are_repeated_and_data_are_no_zeros)
     struct opts *o;
     struct err e = {0};
     ASSERT_OK(opts_create(defs, &o));
-    if (bench_on_device(o, 0, try_device, &e) < 0) test_fail(__FILE__, __LINE__, "%s", e.msg);
+    const struct bench_sub sub = {.name = "try", .run_device = try_device};
+    if (bench_on_device(o, &sub, &e) < 0) test_fail(__FILE__, __LINE__, "%s", e.msg);
     const json_t *ceilings = json_object_get(written, "ceilings");
     ASSERT_TRUE(json_number_value(json_object_get(ceilings, "copy_gbps")) > 0);
     json_decref(written);
