@@ -18,7 +18,7 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/simd/amx.h"
 #include "kernels/cpu/simd/q8.h"
-#include "kernels/cpu/simd/turn.h"
+#include "kernels/cpu/simd/columns.h"
 
 enum {
     P = KN_PAGE,

@@ -8,7 +8,7 @@
 #define KERNELS_CPU_SIMD_CODES_TILE_H
 
 #include "kernels/cpu/simd/codes_step.h"
-#include "kernels/cpu/simd/turn.h"
+#include "kernels/cpu/simd/columns.h"
 
 /* The codes of a column, one a word, which alone counts in its low five bits. */
 VF_INLINE __m512i codes_spread(const uint32_t *column, __m512i low, __m512i which)

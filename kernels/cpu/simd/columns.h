@@ -1,7 +1,7 @@
-/* turn: rows of dwords that become columns of a tile, and back, four at a time. Included behind
+/* columns: rows of dwords that become columns of a tile, and back, four at a time. Included behind
  * vec.h by files for AVX-512. Pure. */
-#ifndef KERNELS_CPU_SIMD_TURN_H
-#define KERNELS_CPU_SIMD_TURN_H
+#ifndef KERNELS_CPU_SIMD_COLUMNS_H
+#define KERNELS_CPU_SIMD_COLUMNS_H
 
 #include "kernels/cpu/simd/vec.h"
 
