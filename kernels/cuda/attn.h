@@ -63,8 +63,14 @@ static __device__ __forceinline__ struct float2 at_query(const struct cu_attn &a
 /* The first key that a row at pos sees. */
 static __device__ __forceinline__ int32_t at_from(const struct cu_attn &a, int32_t pos)
 {
-    const int64_t from = int64_t(pos) + 1 - int64_t(a.window);
-    return a.window && from > 0 ? int32_t(from) : 0;
+    const unsigned n = unsigned(pos) + 1; /* keys up to it */
+    return a.window && n > a.window ? int32_t(n - a.window) : 0;
+}
+
+/* Whether a key is at_from() or behind it; with few registers, where these are short. */
+static __device__ __forceinline__ bool at_reaches(const struct cu_attn &a, int32_t pos, int32_t key)
+{
+    return a.window == 0 || pos < key || unsigned(pos - key) < a.window;
 }
 
 /* Where the maximum of a row's scores starts, in powers of two, and their sum, in a part of the

@@ -67,6 +67,21 @@ template <unsigned KP, unsigned WARPS> static __device__ __forceinline__ unsigne
     return x;
 }
 
+/* A block's KV head: g, or computed again likewise, where the compiler gains by it (test
+ * kernels/ptxas). */
+template <unsigned KP, unsigned WARPS>
+static __device__ __forceinline__ unsigned at_head(const struct cu_kv &kv, unsigned g)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    if (KP > 128 && WARPS > 1) {
+        unsigned x = blockIdx.x;
+        asm volatile("" : "+r"(x));
+        return x % kv.G;
+    }
+#endif
+    return g;
+}
+
 /* Piece c of a buffer's row is at piece c ^ this. Rows of 64 values more begin at the same bank,
  * rows of 32 more half a round on. */
 template <unsigned KP> static __device__ __forceinline__ unsigned at_swizzled(unsigned row)
@@ -183,13 +198,13 @@ at_scores(const struct cu_attn &a, const struct at_rows<KP> &w, mma_addr k, unsi
                 s[n][x] = at_capped(a.cap, s[n][x]);
         }
     }
-    if (int32_t(key0 + D::KEYS - 1) <= w.first() && int32_t(key0) >= at_from(a, w.last())) return;
+    if (int32_t(key0 + D::KEYS - 1) <= w.first() && at_reaches(a, w.last(), int32_t(key0))) return;
     CU_UNROLL
     for (unsigned n = 0; n < D::KEYS / 8; n++) {
         CU_UNROLL
         for (unsigned x = 0; x < 4; x++) {
             const int32_t key = int32_t(key0 + 8 * n + lane % 4 * 2 + x % 2);
-            if (key > w.pos[x / 2] || key < at_from(a, w.pos[x / 2])) s[n][x] = -INFINITY;
+            if (key > w.pos[x / 2] || !at_reaches(a, w.pos[x / 2], key)) s[n][x] = -INFINITY;
         }
     }
 }
@@ -275,9 +290,23 @@ template <unsigned WARPS> static __device__ __forceinline__ unsigned at_anew(uns
     return x;
 }
 
-struct at_before { /* a whole block: what the parts before this one came to; the values are in
-                    * a.sums */
+/* A whole block: what the parts before this one came to; the values are in a.sums. The four lanes
+ * that have two entries together know the same of them, so between parts each keeps a number. */
+struct at_before {
     float top[2], total[2];
+    __device__ __forceinline__ void take(float kept)
+    {
+        const unsigned lane = threadIdx.x % CU_WARP & ~3u;
+        top[0] = __shfl_sync(CU_ALL, kept, lane), top[1] = __shfl_sync(CU_ALL, kept, lane + 1);
+        total[0] = __shfl_sync(CU_ALL, kept, lane + 2);
+        total[1] = __shfl_sync(CU_ALL, kept, lane + 3);
+    }
+    __device__ __forceinline__ float keep() const
+    {
+        const unsigned at = threadIdx.x % 4;
+        const float x = at % 2 ? top[1] : top[0], y = at % 2 ? total[1] : total[0];
+        return at < 2 ? x : y;
+    }
 };
 
 /* Looked up for each entry again behind the keys: registers are short in front of them. */
@@ -349,9 +378,11 @@ at_close_entry(const struct cu_attn &args, size_t row, unsigned head, unsigned p
 template <unsigned KP, unsigned WARPS, class Sums>
 static __device__ __forceinline__ void
 at_close(const struct cu_attn &a, const struct at_rows<KP> &w, unsigned group, unsigned g,
-         unsigned entry0, unsigned part, bool apart, Sums &o, struct at_before &b)
+         unsigned entry0, unsigned part, bool apart, Sums &o, float &before)
 {
     const unsigned lane = at_anew<WARPS>(threadIdx.x) % CU_WARP;
+    struct at_before b;
+    b.take(before);
     CU_UNROLL
     for (unsigned i = 0; i < 2; i++) {
         o.total[i] += __shfl_xor_sync(CU_ALL, o.total[i], 1);
@@ -365,6 +396,7 @@ at_close(const struct cu_attn &a, const struct at_rows<KP> &w, unsigned group, u
         at_close_entry<KP, WARPS>(a, e / group, g * group + e % group, part, apart, i,
                                   first == part, unsigned(w.pos[i]) / CU_KEYS_PART == part, o, b);
     }
+    before = b.keep();
 }
 
 template <unsigned KP, unsigned THREADS> struct at_feed { /* tiles on their way: K, V, K, V… */
@@ -376,7 +408,8 @@ template <unsigned KP, unsigned THREADS> struct at_feed { /* tiles on their way:
 
     __device__ __forceinline__ void send(const struct cu_kv &kv, unsigned key, bool v, unsigned to)
     {
-        if (key < end) at_copy_tile<KP, THREADS>(kv, page, g, key, end - 1, v, ring + to);
+        const unsigned head = at_head<KP, THREADS / CU_WARP>(kv, g);
+        if (key < end) at_copy_tile<KP, THREADS>(kv, page, head, key, end - 1, v, ring + to);
         if (v && key + D::KEYS < end) page = kv.pages[(key + D::KEYS) / CU_PAGE];
         mma_copies_end();
     }
@@ -428,14 +461,14 @@ static __global__ void __launch_bounds__(at_block<KP, WARPS>::THREADS, WARPS == 
     const bool apart = !whole && at_parts(a) > 1;
     struct at_rows<KP> w;
     struct at_sums<B::OF> o;
-    struct at_before b = {{0, 0}, {1, 1}};
+    float before = 1; /* of what a first part does not read */
     at_load_rows<true>(a, group, g, entry0, fault, w);
     for (unsigned key = key0; key < end;) {
         at_begin(args, w, group, g, entry0, key / CU_KEYS_PART, o);
         do {
             const unsigned lane = at_thread<KP, WARPS>() % CU_WARP;
             const bool seen =
-                w.last() >= int32_t(key) && at_from(a, w.first()) < int32_t(key + D::KEYS);
+                w.last() >= int32_t(key) && at_reaches(a, w.first(), int32_t(key + D::KEYS - 1));
             float s[D::KEYS / 8][4];
             const mma_addr k = feed.take(a.kv, key + D::KEYS, false);
             if (seen) {
@@ -449,7 +482,7 @@ static __global__ void __launch_bounds__(at_block<KP, WARPS>::THREADS, WARPS == 
             key += D::KEYS;
         } while (key < end && key % CU_KEYS_PART);
         at_close<KP, WARPS>(args, w, group, at_anew<WARPS>(g), at_anew<WARPS>(entry0),
-                            (key - 1) / CU_KEYS_PART, apart, o, b);
+                            (key - 1) / CU_KEYS_PART, apart, o, before);
     }
 }
 

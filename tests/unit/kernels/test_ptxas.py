@@ -1,11 +1,10 @@
-"""What ptxas makes of the CUDA kernels: which keep in memory what registers have no room for.
+"""What ptxas makes of the CUDA kernels: whether one keeps in memory what registers have no room for.
 
-usage: test_ptxas.py NVCC ROOT ARCH...   77 (skipped) without nvcc (NVCC empty), or where it is not the table's
+usage: test_ptxas.py NVCC ROOT ARCH...   77 (skipped) without nvcc (NVCC empty), or with another than RELEASE
 
-A kernel that spills is correct and slow: no other test sees it without a GPU. SPILLS is all there is, by `-Xptxas -v`:
-for each architecture the bytes of spill stores. More fails; less is said, and the table should follow. A frame without
-a spill is an array that is indexed by what only a run knows; none is allowed. The registers that it prints
-stand in docs/decisions/gpu-hardware.md.
+A kernel that spills is correct and slow: no other test sees it without a GPU. By `-Xptxas -v` none has a frame: neither
+spills nor an array that is indexed by what only a run knows. The registers that it prints stand in
+docs/decisions/gpu-hardware.md.
 """
 
 import os
@@ -18,9 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 FILES = ["attn", "attn_mma", "coded", "gemm", "kv", "moe", "moe_coded", "pick", "quant", "rows", "sdpa"]
 RELEASE = "13.0"  # of nvcc: another spills elsewhere
 ARCHS = ["80", "86", "89", "90", "100", "120"]
-SPILLS = {
-    "attend_mma<256u, 4u>": {"80": 8, "86": 8, "89": 8, "100": 12, "120": 16},
-}
 
 
 def release(nvcc):
@@ -51,7 +47,7 @@ def main():
         return 77
     archs = [a for a in ARCHS if a in archs]
     if release(nvcc) != RELEASE or not archs:
-        print(f"SKIP: the table is of nvcc {RELEASE} for {', '.join(ARCHS)}, this is {release(nvcc)} for {sys.argv[3:]}")
+        print(f"SKIP: nvcc {RELEASE} is asked for {', '.join(ARCHS)}, this is {release(nvcc)} for {sys.argv[3:]}")
         return 77
     kernels = {}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -60,15 +56,11 @@ def main():
             for kernel, made in job.result():
                 if kernels.setdefault(kernel, {}).setdefault(arch, made) is not made:
                     sys.exit(f"{kernel}: two of one name")
-    failed = [f"{kernel} is in the table, and there is none" for kernel in SPILLS if kernel not in kernels]
+    failed = []
     for kernel, made in sorted(kernels.items()):
         print(f"{kernel}: {' / '.join(str(made[a][0]) if a in made else '-' for a in archs)} registers")
-        for arch, (_, frame, stored) in made.items():
-            allowed = SPILLS.get(kernel, {}).get(arch, 0)
-            if stored > allowed or (frame and not stored):
-                failed.append(f"{kernel}, sm_{arch}: {stored} bytes of spill stores, not {allowed}; a frame of {frame}")
-            elif stored < allowed:
-                print(f"{kernel}, sm_{arch}: {stored} bytes of spill stores where {allowed} are allowed")
+        failed += [f"{kernel}, sm_{arch}: {stored} bytes of spill stores, a frame of {frame}"
+                   for arch, (_, frame, stored) in made.items() if frame or stored]
     print(f"{len(kernels)} kernels for sm_{', sm_'.join(archs)}, {len(failed)} failures")
     for line in failed:
         print("FAIL", line)
