@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """By hand: full prefills and decode steps of an own worker beside OpenVINO GenAI and llama.cpp, the same GGUF, in turn.
 
-Usage: peers_speed.py [--model FILE.gguf] [--threads N] [--rounds N] [--prompt N,…] [--batch N,…] [--only NAME;…] [--json FILE]
+Usage: peers_speed.py [--model FILE.gguf] [--onnx FOLDER] [--threads N] [--rounds N] [--prompt N,…] [--batch N,…]
+                      [--only NAME;…] [--json FILE]
 
 Each engine is a process of its own that stays loaded; every round asks each of them for the same ids, one engine after
 the other. Prefill: a prompt of N tokens and the first token of its answer. Decode: what STEPS further tokens of a batch
 take (an answer of STEPS + 1 tokens less one of a single token, the same prompts). Printed: medians of wall time, of
 tokens a second and of tokens a CPU second (all threads of the engine's process: what others on the machine take is not
-in it), and the median of the rounds' ratios to kvblend as it starts by itself. Needs openvino-genai and
-llama-cpp-python, in that Python (tests/e2e/peers.txt); what is missing is left out and named. KVBLEND_BUILD names the build.
+in it), and the median of the rounds' ratios to kvblend as it starts by itself. Needs openvino-genai, llama-cpp-python
+and onnxruntime-genai, in that Python (tests/e2e/peers.txt); what is missing is left out and named. The last reads no
+GGUF: FOLDER is what its model builder makes of the same weights (docs/benchmarks.md). KVBLEND_BUILD names the build.
 """
 import argparse
 import json
@@ -99,6 +101,26 @@ def llama_cpp(model, threads, repacked):
     return ask
 
 
+def onnxruntime(folder, threads):
+    import numpy
+    import onnxruntime_genai as og
+    if not folder:
+        raise ValueError("--onnx names no folder")
+    config = og.Config(folder)
+    config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}))
+    model = og.Model(config)
+
+    def ask(prompts, n):
+        length = len(prompts[0]) + n
+        params = og.GeneratorParams(model)
+        params.set_search_options(batch_size=len(prompts), max_length=length, min_length=length, do_sample=False)
+        g = og.Generator(model, params)
+        g.append_tokens(numpy.array(prompts, dtype=numpy.int32))
+        for _ in range(n):
+            g.generate_next_token()
+    return ask
+
+
 class Peer:
     """make(*args) and its ask() in a process of its own."""
 
@@ -141,13 +163,14 @@ class Peer:
 
 
 ENGINES = {
-    "kvblend": lambda m, t: Kvblend(m, t),
-    "kvblend f32": lambda m, t: Kvblend(m, t, "--dtype", "f32"),
-    "kvblend int8": lambda m, t: Kvblend(m, t, "--dtype", "int8"),
-    "OpenVINO f32": lambda m, t: Peer(openvino, m, t, "f32"),
-    "OpenVINO bf16": lambda m, t: Peer(openvino, m, t, "bf16"),
-    "llama.cpp": lambda m, t: Peer(llama_cpp, m, t, True),  # weights in the order its kernels want, AMX
-    "llama.cpp, weights as in the file": lambda m, t: Peer(llama_cpp, m, t, False),
+    "kvblend": lambda a: Kvblend(a.model, a.threads),
+    "kvblend f32": lambda a: Kvblend(a.model, a.threads, "--dtype", "f32"),
+    "kvblend int8": lambda a: Kvblend(a.model, a.threads, "--dtype", "int8"),
+    "OpenVINO f32": lambda a: Peer(openvino, a.model, a.threads, "f32"),
+    "OpenVINO bf16": lambda a: Peer(openvino, a.model, a.threads, "bf16"),
+    "llama.cpp": lambda a: Peer(llama_cpp, a.model, a.threads, True),  # weights in the order its kernels want, AMX
+    "llama.cpp, weights as in the file": lambda a: Peer(llama_cpp, a.model, a.threads, False),
+    "ONNX Runtime": lambda a: Peer(onnxruntime, a.onnx, a.threads),
 }
 
 
@@ -184,6 +207,7 @@ def table(title, tokens, measured, rows):
 def main():
     args = argparse.ArgumentParser()
     args.add_argument("--model")
+    args.add_argument("--onnx", default="")
     args.add_argument("--threads", type=int, default=2)
     args.add_argument("--rounds", type=int, default=5)
     args.add_argument("--prompt", type=numbers, default=[512, 3104, 8000])
@@ -193,11 +217,12 @@ def main():
     args = args.parse_args()
     multiprocessing.set_start_method("spawn")
     random.seed(1)
-    model, engines, rows = args.model or real_model(), {}, []
+    args.model = args.model or real_model()
+    engines, rows = {}, []
     try:
         for name in args.only:
             try:
-                engines[name] = ENGINES[name](model, args.threads)
+                engines[name] = ENGINES[name](args)
             except RuntimeError as e:
                 print(f"left out: {name}: {e}")
         for n in args.prompt:
