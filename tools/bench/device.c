@@ -247,6 +247,17 @@ static int write_report(struct bench_device *b, const struct opts *opts, struct 
     return bench_write_json(opts, b->meta, b->rows, err);
 }
 
+void bench_device_close(struct bench_device *b)
+{
+    for (size_t i = 0; i < b->n_memory; i++)
+        kn_mem_free(b->dev, b->memory[i]);
+    for (size_t i = 0; i < b->n_mats; i++)
+        kn_mat_destroy(b->mat[i]);
+    kn_dev_destroy(b->dev);
+    json_decref(b->meta);
+    json_decref(b->rows);
+}
+
 int bench_on_device(const struct opts *opts, const struct bench_sub *sub, struct err *err)
 {
     struct bench_device b = {0};
@@ -254,13 +265,7 @@ int bench_on_device(const struct opts *opts, const struct bench_sub *sub, struct
     if (r == 0) r = sub->run_device(&b, opts, err);
     if (r == 0) r = write_report(&b, opts, err);
     if (r < 0 && err->code == 0) (void)err_set(err, r, "measuring failed (%s)", err_name(r));
-    for (size_t i = 0; i < b.n_memory; i++)
-        kn_mem_free(b.dev, b.memory[i]);
-    for (size_t i = 0; i < b.n_mats; i++)
-        kn_mat_destroy(b.mat[i]);
-    kn_dev_destroy(b.dev);
-    json_decref(b.meta);
-    json_decref(b.rows);
+    bench_device_close(&b);
     return r;
 }
 

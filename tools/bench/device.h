@@ -28,6 +28,7 @@ struct bench_device {
     size_t n_memory, n_mats;
 };
 int bench_on_device(const struct opts *opts, const struct bench_sub *sub, struct err *err);
+void bench_device_close(struct bench_device *b); /* and all that was taken of it */
 /* What the options say of a device; allow_bf16 where f32 is not asked for. */
 struct kn_dev_opts bench_device_opts(const struct opts *opts);
 

@@ -153,11 +153,7 @@ static int measure_point(const struct bench_device *b, const struct opts *opts, 
     r = measure_barrier(&d, ret);
     if (r == 0) r = measure_memory(&d, ret);
     if (r == 0) r = measure_products(&d, ret, ret_bytes);
-    for (size_t i = 0; i < d.n_memory; i++)
-        kn_mem_free(d.dev, d.memory[i]);
-    for (size_t i = 0; i < d.n_mats; i++)
-        kn_mat_destroy(d.mat[i]);
-    kn_dev_destroy(d.dev);
+    bench_device_close(&d);
     return r;
 }
 
