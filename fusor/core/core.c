@@ -460,7 +460,7 @@ static int open_device(struct fus_core *c, const struct kn_dev_opts *opts, struc
                                 .H = g->H,
                                 .G = g->G,
                                 .K = g->K,
-                                .keys_max = c->ctx_max};
+                                .keys_max = g->sinks || g->attn_cap > 0 ? 0 : c->ctx_max};
     return kn_dev_create(&o, &c->dev, err);
 }
 

@@ -255,7 +255,8 @@ static int tune(struct kn_dev *d, const struct kn_tuning *how)
     if (r < 0) return r;
     d->head.info.rate[d->head.info.n_rates++] =
         (struct kn_gemm_rate){d->head.info.gemm, gflops, true};
-    const size_t keys_max = d->bf16 ? how->keys_max : 0;
+    /* A product in 8 bits wants f32 from the attention, and the library's plans give bf16. */
+    const size_t keys_max = d->bf16 && !cu_is_eight(d->weights) ? how->keys_max : 0;
     const struct sdpa_tuning a = {{how->H, how->G, how->K}, keys_max, d->cache_dir};
     r = sdpa_tune(d->cu, &a, &d->sdpa, d->attn_warning, sizeof d->attn_warning);
     if (*d->attn_warning) d->head.info.attn_warning = d->attn_warning;
