@@ -181,7 +181,7 @@ TEST(a_redis_that_is_full)
     struct pol_doc_worker s = healthy();
     s.tier[s.n_tiers] = a_tier("redis");
     s.tier[s.n_tiers++].shared = true;
-    s.tier[0].used_bytes = 63 * GIB;
+    s.tier[0].used_bytes = 59 * GIB;
     ASSERT_STREQ(found(&s), ""); /* as it should be, as long as nothing is put out */
     s.tier[0].evictions = 7;
     ASSERT_STREQ(found(&s), "redis_full");
