@@ -347,7 +347,7 @@ def test_embeddings():
     with open(folder + ".json", encoding="utf-8") as f:
         golden = [t for t in json.load(f)["texts"] if 0 < len(t["text"]) < 200]
     texts = [t["text"] for t in golden]
-    with gateway(model=folder) as g:
+    with gateway("--dtype", "f32", model=folder) as g:
         at = f"http://127.0.0.1:{g.port}/v1"
         chain = OpenAIEmbeddings(model="bert-cls", base_url=at, api_key="none", max_retries=0, check_embedding_ctx_length=False)
         index = OpenAILikeEmbedding(model_name="bert-cls", api_base=at, api_key="none", max_retries=0, embed_batch_size=3)
