@@ -295,7 +295,7 @@ static void chunk_run(struct chunk *c)
     for (size_t page = chunk_first_page(c); page < n_pages; page++) {
         const float *kt = open_k(c, page), *v = open_v(c, page);
         int32_t key0 = (int32_t)(page * P);
-        chunk_prefetch(c, page, n_pages);
+        if (c->k) chunk_prefetch(c, page + 1, n_pages);
         for (size_t t = 0; t < rows; t += ATTN_R) {
             size_t R = rows - t < ATTN_R ? rows - t : ATTN_R;
             if (pos[(t + R - 1) / c->group] < key0 || chunk_skips(c, t, key0) == P) continue;

@@ -262,16 +262,17 @@ static void copy_k_end(const struct chunk *c, const pair *k)
 /* The first n_keys of V, zeros behind them and in the columns that there are no dims for. */
 static void copy_v(const struct chunk *c, const pair *v, size_t n_keys)
 {
-    const size_t whole = n_keys / 2;
-    memset(c->v, 0, c->Kp * KEY_PAIRS * sizeof *c->v);
+    const size_t pairs = (n_keys + 1) / 2;
     for (size_t d = 0; d < c->K; d += AMX_COLS) {
         const size_t w = c->K - d < AMX_COLS ? c->K - d : AMX_COLS;
-        const pair *from = v + d * KEY_PAIRS;
+        const float *from = (const void *)(v + d * KEY_PAIRS);
         pair *to = c->v + d * KEY_PAIRS;
-        for (size_t u = 0; u < whole; u++)
-            memcpy(to + u * AMX_COLS, from + u * w, w * sizeof *to);
-        for (size_t i = 0; n_keys % 2 && i < w; i++)
-            to[whole * AMX_COLS + i] = from[whole * w + i] & 0xffff;
+        for (size_t u = 0; u < KEY_PAIRS; u++) {
+            const vf x = u < pairs ? vf_loadn(from + u * w, w) : vf_set1(0.0f);
+            _mm512_storeu_si512(to + u * AMX_COLS, (__m512i)x);
+        }
+        for (size_t i = 0; n_keys % 2 && i < AMX_COLS; i++)
+            to[n_keys / 2 * AMX_COLS + i] &= 0xffff;
     }
 }
 
@@ -525,11 +526,13 @@ static void chunk_run(struct chunk *c)
     const size_t rows = c->n * c->group;
     const int32_t *pos = c->a->pos + c->row0;
     const size_t n_pages = (size_t)pos[c->n - 1] / P + 1;
+    const bool ahead = c->k || rows <= R; /* else a page is read for longer than it comes */
+    if (ahead) chunk_prefetch(c, chunk_first_page(c), n_pages);
     chunk_clear(c, round_up(rows, R));
     for (size_t page = chunk_first_page(c); page < n_pages; page++) {
         const int32_t key0 = (int32_t)(page * P);
         const pair *k = open_k(c, page), *v = open_v(c, page);
-        chunk_prefetch(c, page, n_pages);
+        if (ahead) chunk_prefetch(c, page + 1, n_pages);
         for (size_t t = 0; t < rows; t += R) {
             const size_t n = rows - t < R ? rows - t : R;
             if (pos[(t + n - 1) / c->group] >= key0 && chunk_skips(c, t, key0) < P)

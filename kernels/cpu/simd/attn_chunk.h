@@ -35,12 +35,12 @@ VF_INLINE const void *chunk_page(const struct chunk *c, size_t page, bool is_v)
     return layer + (is_v ? kv->G + c->g : c->g) * c->head;
 }
 
-/* The next page in 8 bits is on its way while this one is worked on: heads are too short for the
- * processor to find that out in time. */
+/* A page is on its way while the one before is worked on: heads are too short for the processor to
+ * find that out in time. */
 VF_INLINE void chunk_prefetch(const struct chunk *c, size_t page, size_t n_pages)
 {
-    if (!c->k || page + 1 >= n_pages) return;
-    const char *k = chunk_page(c, page + 1, false), *v = chunk_page(c, page + 1, true);
+    if (page >= n_pages) return;
+    const char *k = chunk_page(c, page, false), *v = chunk_page(c, page, true);
     for (size_t i = 0; i < c->head; i += 64) {
         __builtin_prefetch(k + i, 0, 2);
         __builtin_prefetch(v + i, 0, 2);
