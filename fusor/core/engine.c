@@ -237,8 +237,16 @@ struct unit {
 
 static const struct fus_step step_begin = {FUS_STEP_BEGIN, 1, .whole = true, .row = 1};
 
+/* Does anybody read a running answer as it comes? */
+static bool is_read(const struct fus_engine *e)
+{
+    for (const struct fus_job *j = e->running; j; j = j->next)
+        if (!j->req.whole) return true;
+    return false;
+}
+
 /* May this step run now? If not, a decode step goes first. */
-static bool unit_begin(const struct fus_engine *e, enum fus_work work, const struct fus_step *s,
+static bool unit_begin(struct fus_engine *e, enum fus_work work, const struct fus_step *s,
                        struct unit *ret)
 {
     const uint64_t now = clock_ns();
@@ -246,6 +254,7 @@ static bool unit_begin(const struct fus_engine *e, enum fus_work work, const str
     u.step.whole |= !kn_info(fus_core_dev(e->core))->gemm_invariant; /* no bit may depend on time */
     u.u.streams = e->running != NULL;
     u.u.first = e->budget.n_since == 0;
+    e->budget.ahead_ns = is_read(e) ? 0 : FUS_STEP_BUDGET_AHEAD_NS;
     if (u.u.streams) {
         u.u.rows = fus_step_budget_rows(&e->budget, &u.step, now);
         u.u.left_ns = fus_step_budget_left_ns(&e->budget, now);
@@ -473,6 +482,7 @@ static bool prefill_step(struct fus_engine *e)
         job_end(j, last, 0);
         return true;
     }
+    if (!e->running) fus_step_budget_begin(&e->budget, clock_ns());
     j->next = e->running;
     e->running = j;
     return true;

@@ -24,11 +24,18 @@ static size_t column(const struct fus_step *s)
     return !s->whole && s->rows < FUS_STEP_BUDGET_ROWS_MIN / 2;
 }
 
+void fus_step_budget_begin(struct fus_step_budget *p, uint64_t now_ns)
+{
+    p->kept_ns = 0;
+    p->decode_end_ns = now_ns;
+}
+
 void fus_step_budget_decoded(struct fus_step_budget *p, uint64_t now_ns, uint64_t took_ns)
 {
     const double took = (double)took_ns,
                  most = (FUS_STEP_BUDGET_MOST - FUS_STEP_BUDGET_SHARE) * p->decode_ns;
-    p->kept_ns = fmin(fmax(fus_step_budget_left_ns(p, now_ns - took_ns), 0), most);
+    const double kept = fus_step_budget_left_ns(p, now_ns - took_ns) - p->ahead_ns;
+    p->kept_ns = fmin(fmax(kept, -p->ahead_ns), most);
     p->decode_ns = p->decode_ns > 0 ? p->decode_ns + DECODE_WEIGHT * (took - p->decode_ns) : took;
     p->decode_end_ns = now_ns;
     p->n_since = 0;
@@ -36,7 +43,8 @@ void fus_step_budget_decoded(struct fus_step_budget *p, uint64_t now_ns, uint64_
 
 double fus_step_budget_left_ns(const struct fus_step_budget *p, uint64_t now_ns)
 {
-    return FUS_STEP_BUDGET_SHARE * p->decode_ns + p->kept_ns - (double)(now_ns - p->decode_end_ns);
+    return FUS_STEP_BUDGET_SHARE * p->decode_ns + p->kept_ns + p->ahead_ns -
+           (double)(now_ns - p->decode_end_ns);
 }
 
 double fus_step_budget_predict_ns(const struct fus_step_budget *p, const struct fus_step *s,

@@ -360,6 +360,7 @@ int gen_submit(struct gen *g, struct gen_prompt *p)
         .n_choices = q->n,
         .due_ms = pol_order_due(g->t.w->o.order, work / 1e3, g->req.kv.max_ttft_ms / 1e3) * 1e3,
         .ignore_eos = q->ignore_eos,
+        .whole = !q->stream,
         .stop_ids = q->stop_ids.id,
         .n_stop_ids = q->stop_ids.n,
         .is_eog = is_eog,

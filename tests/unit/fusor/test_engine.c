@@ -3,6 +3,7 @@
 #include "tests/unit/fusor/engine_kit.h"
 
 #include "base/mem.h"
+#include "fusor/core/step_budget.h"
 #include "tests/test.h"
 
 TEST(twenty_requests_at_once_answer_as_one_by_one)
@@ -893,4 +894,50 @@ TEST(between_two_tokens_lies_no_more_than_the_share)
     mem_free(s);
     mem_free(r.unit);
     rig_close(&r);
+}
+
+/* The most that any unit beside running answers could have taken, and the longest decode step. The
+ * first answer outlasts the other prompts, each of which has some ten units. */
+static void most_left(struct rig *r, bool first_is_read, double *ret_left_ns, double *ret_decode_ns)
+{
+    enum { N = 4 };
+    struct client *c = mem_alloc(N * sizeof(*c));
+    rig_open(r, 64 * 64, 8, 16);
+    r->unit = mem_alloc(UNITS_MAX * sizeof(*r->unit));
+    for (unsigned i = 0; i < N; i++) {
+        client_init(&c[i], &r->k, r->e, i + 1, 60, i ? 8 : MAX_NEW);
+        c[i].req.whole = i > 0 || !first_is_read;
+        c[i].hold = i == 0;
+        client_submit(&c[i]);
+        if (i == 0) client_wait_planning(c);
+    }
+    client_let_go(c);
+    for (unsigned i = 0; i < N; i++)
+        client_wait(&c[i]);
+    fus_engine_destroy(r->e);
+    r->e = NULL;
+    *ret_left_ns = *ret_decode_ns = 0;
+    for (size_t i = 0; i < r->n_units; i++) {
+        const struct fus_engine_unit *u = &r->unit[i];
+        double *most = u->work == FUS_WORK_DECODE ? ret_decode_ns : ret_left_ns;
+        const double ns = u->work == FUS_WORK_DECODE ? (double)u->took_ns : u->left_ns;
+        if (u->streams && ns > *most) *most = ns;
+    }
+    for (unsigned i = 0; i < N; i++)
+        client_fini(&c[i]);
+    mem_free(c);
+    mem_free(r->unit);
+    rig_close(r);
+}
+
+/* So answers that nobody reads wait for prompts that came with theirs, and all decode together. */
+TEST(only_answers_that_nobody_reads_wait_for_more)
+{
+    struct rig r;
+    double left = 0, decode = 0;
+    for (int i = 0; i < 20 && left < FUS_STEP_BUDGET_AHEAD_NS / 2; i++) /* the thread may be late */
+        most_left(&r, false, &left, &decode);
+    ASSERT_TRUE(left >= FUS_STEP_BUDGET_AHEAD_NS / 2);
+    most_left(&r, true, &left, &decode);
+    ASSERT_TRUE(left <= FUS_STEP_BUDGET_MOST * decode);
 }

@@ -116,6 +116,34 @@ TEST(what_a_gap_leaves_is_the_next_ones)
     ASSERT_NEAR(fus_step_budget_left_ns(&p, 154 * MS), 6 * MS, 1);
 }
 
+/* Where nobody reads along, a gap takes from those to come, which give it back. */
+TEST(what_is_taken_ahead_is_given_back)
+{
+    const double ahead = FUS_STEP_BUDGET_AHEAD_NS;
+    struct fus_step_budget p = {.ahead_ns = ahead};
+    fus_step_budget_decoded(&p, 1000 * MS, 10 * MS);
+    fus_step_budget_begin(&p, 5000 * MS); /* what has passed while nothing decoded is nobody's */
+    ASSERT_NEAR(fus_step_budget_left_ns(&p, 5000 * MS), ahead + 6 * MS, 1);
+    fus_step_budget_ran(&p, &rows_3000, 968, 50 * MS);
+    ASSERT_TRUE(fus_step_budget_rows(&p, &rows_3000, 5000 * MS) > 968);
+    fus_step_budget_decoded(&p, 5110 * MS, 10 * MS); /* 100 ms of other work: 94 too many */
+    ASSERT_NEAR(fus_step_budget_left_ns(&p, 5110 * MS), ahead - 88 * MS, 1);
+    fus_step_budget_decoded(&p, 5120 * MS, 10 * MS);
+    ASSERT_NEAR(fus_step_budget_left_ns(&p, 5120 * MS), ahead - 82 * MS, 1);
+    fus_step_budget_decoded(&p, 7120 * MS, 10 * MS); /* no debt is larger */
+    ASSERT_NEAR(fus_step_budget_left_ns(&p, 7120 * MS), 6 * MS, 1);
+    fus_step_budget_ran(&p, &rows_3000, 968, 50 * MS);
+    ASSERT_EQ(fus_step_budget_rows(&p, &rows_3000, 7126 * MS), 0);
+    for (uint64_t i = 1; i <= 100; i++)
+        fus_step_budget_decoded(&p, (7120 + 10 * i) * MS, 10 * MS);
+    ASSERT_NEAR(fus_step_budget_left_ns(&p, 8120 * MS), ahead + 10 * MS, 1); /* nor what is kept */
+    fus_step_budget_decoded(&p, 8230 * MS, 10 * MS);
+    p.ahead_ns = 0; /* a stream begins: it pays for nobody, from the next gap on */
+    ASSERT_TRUE(fus_step_budget_left_ns(&p, 8230 * MS) < 0);
+    fus_step_budget_decoded(&p, 8240 * MS, 10 * MS);
+    ASSERT_NEAR(fus_step_budget_left_ns(&p, 8240 * MS), 6 * MS, 1);
+}
+
 /* Whatever the machine: what lies between two tokens is at most what it may be and the share in the
  * mean, as far as prediction goes (noise, twice where a rate has just changed its mind), or a
  * single step that could not be smaller; and prefills get most of what they may have. */
