@@ -88,28 +88,14 @@ struct columns {
     size_t n, first;             /* in the panel */
 };
 
-/* Of n elements of so many bytes element i of column j to to + i * stride + j * size. */
+/* Of n codes of so many bytes code i of column j to to + i * stride + j * size. */
 TURN_INLINE void put_turned(const struct columns *x, size_t size, size_t from, size_t n,
                             uint8_t *to, size_t stride)
 {
-    const size_t most = sizeof(turn_8) / size;
-    for (size_t j = 0, now; j < x->n; j += now, to += now * size) {
-        size_t i = 0;
-        now = x->n - j < most ? x->n - j : most;
-        for (; i + most <= n; i += most) {
-            turn_8 v[16];
-#pragma GCC unroll 16
-            for (size_t r = 0; r < most; r++)
-                v[r] = r < now ? turn_load(x->row[j + r].q + (from + i) * size) : (turn_8){0};
-            turn(size, v);
-#pragma GCC unroll 16
-            for (size_t e = 0; e < most; e++)
-                turn_store(to + (i + e) * stride, v[e], now * size);
-        }
-        for (; i < n; i++)
-            for (size_t r = 0; r < now; r++)
-                memcpy(to + i * stride + r * size, x->row[j + r].q + (from + i) * size, size);
-    }
+    const uint8_t *row[KN_TURN_ROWS];
+    for (size_t j = 0; j < x->n; j++)
+        row[j] = (const uint8_t *)x->row[j].q + from * size;
+    turn_rows(row, x->n, size, n, to, stride);
 }
 
 /* 32 codes, each less `low`, as four words of nibbles: the low nibbles of halfword h are values h
@@ -184,11 +170,8 @@ void kn_coded_fill(struct kn_coded *c, size_t row0, size_t n, const struct codes
     }
 }
 
-void kn_coded_fill_f32(struct kn_coded *c, size_t row, const float *x)
+void kn_coded_fill_f32(struct kn_coded *c, size_t row, size_t n, const float *x)
 {
     const struct kn_panel *p = &c->panel[row / c->nr];
-    if (p->form.bits) return;
-    float *to = (float *)(void *)(c->data + p->at) + row % c->nr;
-    for (size_t i = 0; i < c->k; i++)
-        to[i * c->nr] = x[i];
+    if (p->form.bits == 0) turn_floats(x, n, c->k, c->data + p->at + row % c->nr * 4, c->nr);
 }

@@ -72,8 +72,9 @@ int kn_coded_create(struct kn_dev *d, const struct kn_part *parts, size_t n_part
                     struct kn_coded **ret);
 void kn_coded_destroy(struct kn_coded *c);                             /* accepts NULL */
 struct codes_form kn_coded_form(const struct kn_coded *c, size_t row); /* as it came */
-/* By codes where the panel has them, by values where it is f32; the other call does nothing. */
+/* By codes where the panel has them, by values where it is f32; the other call does nothing. Values
+ * are of rows of one panel, KN_TURN_ROWS at most. */
 void kn_coded_fill(struct kn_coded *c, size_t row0, size_t n, const struct codes_row *rows);
-void kn_coded_fill_f32(struct kn_coded *c, size_t row, const float *x);
+void kn_coded_fill_f32(struct kn_coded *c, size_t row, size_t n, const float *x);
 
 #endif

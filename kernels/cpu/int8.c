@@ -3,6 +3,7 @@
 
 #include "base/mem.h"
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/turn.h"
 
 #include <math.h>
 #include <string.h>
@@ -38,18 +39,33 @@ void kn_int8_destroy(struct kn_int8 *w)
     mem_free(w);
 }
 
-void kn_int8_fill(struct kn_int8 *w, size_t row, const float *x)
+/* A block of a row: bytes as panels hold them, in whole fours, and the scale. */
+static float round_block(const struct kn_int8 *w, const float *x, size_t n, uint8_t *to)
+{
+    float top = 0;
+    for (size_t i = 0; i < n; i++)
+        top = top > fabsf(x[i]) ? top : fabsf(x[i]);
+    const float by = top > 0 ? 127 / top : 0;
+    for (size_t i = 0; i < n; i++)
+        to[i] = (uint8_t)(lrintf(x[i] * by) + (long)w->zero);
+    for (size_t i = n; i % 4; i++)
+        to[i] = (uint8_t)w->zero;
+    return top / 127;
+}
+
+void kn_int8_fill(struct kn_int8 *w, size_t row, size_t n, const float *x)
 {
     uint8_t *to = w->panel + row / w->nr * w->nr * w->cut.k + row % w->nr * 4;
+    uint8_t buf[KN_TURN_ROWS][KN_INT8_BLOCK];
+    const uint8_t *from[KN_TURN_ROWS];
+    for (size_t i = 0; i < n; i++)
+        from[i] = buf[i];
     for (size_t b = 0, k0 = 0, k1; b < w->cut.n_blocks; b++, k0 = k1) {
-        float top = 0;
         k1 = w->k - k0 < w->cut.block ? w->k : k0 + w->cut.block;
-        for (size_t i = k0; i < k1; i++)
-            top = top > fabsf(x[i]) ? top : fabsf(x[i]);
-        const float by = top > 0 ? 127 / top : 0;
-        for (size_t i = k0; i < k1; i++)
-            to[i / 4 * w->nr * 4 + i % 4] = (uint8_t)(lrintf(x[i] * by) + (long)w->zero);
-        w->scale[b * w->columns + row] = top / 127;
+        for (size_t i = 0; i < n; i++)
+            w->scale[b * w->columns + row + i] =
+                round_block(w, x + i * w->k + k0, k1 - k0, buf[i]);
+        turn_rows(from, n, 4, (k1 - k0 + 3) / 4, to + k0 * w->nr, w->nr * 4);
     }
 }
 

@@ -38,7 +38,8 @@ struct kn_int8 {
 struct kn_dev;
 int kn_int8_create(struct kn_dev *d, size_t n, size_t k, struct kn_int8 **ret);
 void kn_int8_destroy(struct kn_int8 *w); /* accepts NULL */
-void kn_int8_fill(struct kn_int8 *w, size_t row, const float *x);
+/* Rows [row, row + n) of a panel, KN_TURN_ROWS at most. */
+void kn_int8_fill(struct kn_int8 *w, size_t row, size_t n, const float *x);
 
 /* Rows of a product. */
 struct kn_int8_rows {

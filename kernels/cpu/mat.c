@@ -4,6 +4,7 @@
  * zeros. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/pairs.h"
+#include "kernels/cpu/turn.h"
 #include "base/mem.h"
 
 #include <string.h>
@@ -117,65 +118,67 @@ static int mat_create_f32(struct kn_dev *d, size_t n, size_t k, struct kn_mat **
     return kn_mat_create_kind(d, n, k, GEMM_OWN_F32, ret_mat);
 }
 
-static void fill_f32(struct kn_mat *w, size_t row, const float *x)
+static void fill_f32(struct kn_mat *w, size_t row, size_t n, const float *x)
 {
-    size_t nr = w->dev->simd->nr;
-    float *p = (float *)w->data + row / nr * w->k * nr + row % nr;
-    for (size_t k = 0; k < w->k; k++)
-        p[k * nr] = x[k];
+    const size_t nr = w->dev->simd->nr;
+    turn_floats(x, n, w->k, (float *)w->data + row / nr * w->k * nr + row % nr, nr);
 }
 
-static void fill_bf16(struct kn_mat *w, size_t row, const float *x)
+static void fill_bf16(struct kn_mat *w, size_t row, size_t n, const float *x)
 {
-    size_t nr = w->dev->simd->nr, pairs = (w->k + 1) / 2;
-    uint16_t *p = (uint16_t *)w->data + (row / nr * pairs * nr + row % nr) * 2;
-    uint16_t buf[256];
-    for (size_t k0 = 0; k0 < w->k; k0 += 256) {
-        size_t n = w->k - k0 < 256 ? w->k - k0 : 256;
-        w->dev->simd->stored.encode_bf16(x + k0, n, buf);
-        for (size_t i = 0; i < n; i++)
-            p[(k0 + i) / 2 * nr * 2 + ((k0 + i) & 1)] = buf[i];
+    enum { PIECE = 256 };
+    const size_t nr = w->dev->simd->nr, pairs = (w->k + 1) / 2;
+    uint32_t *to = (uint32_t *)w->data + row / nr * pairs * nr + row % nr;
+    uint16_t buf[KN_TURN_ROWS][PIECE];
+    const uint8_t *from[KN_TURN_ROWS];
+    for (size_t i = 0; i < n; i++)
+        from[i] = (const void *)buf[i];
+    for (size_t k = 0, m; k < w->k; k += m) {
+        m = w->k - k < PIECE ? w->k - k : PIECE;
+        for (size_t i = 0; i < n; i++) {
+            w->dev->simd->stored.encode_bf16(x + i * w->k + k, m, buf[i]);
+            if (m % 2) buf[i][m] = 0;
+        }
+        turn_rows(from, n, 4, (m + 1) / 2, (void *)(to + k / 2 * nr), nr * 4);
     }
-    if (w->k & 1) p[(pairs - 1) * nr * 2 + 1] = 0;
 }
 
 /* The columns past n in the last panel, and nothing else. */
 static void fill_padding(struct kn_mat *w)
 {
-    static const float zero[4096];
-    size_t end = panels_of(w) * w->dev->simd->nr;
-    for (size_t row = w->n; row < end; row++) {
-        size_t nr = w->dev->simd->nr;
-        if (w->kind == GEMM_OWN_F32 && w->k <= 4096) {
-            fill_f32(w, row, zero);
-        } else {
-            size_t units = w->kind == GEMM_OWN_BF16 ? (w->k + 1) / 2 : w->k;
-            uint32_t *p = (uint32_t *)w->data + row / nr * units * nr + row % nr;
-            for (size_t k = 0; k < units; k++)
-                p[k * nr] = 0;
-        }
-    }
+    const size_t nr = w->dev->simd->nr, units = w->kind == GEMM_OWN_BF16 ? (w->k + 1) / 2 : w->k;
+    uint32_t *last = (uint32_t *)w->data + (panels_of(w) - 1) * units * nr;
+    const size_t from = w->n - (panels_of(w) - 1) * nr;
+    for (size_t k = 0; from < nr && k < units; k++)
+        memset(last + k * nr + from, 0, (nr - from) * sizeof *last);
 }
 
-static void fill_row(struct kn_mat *w, size_t row, const float *x)
+/* Rows of one panel, KN_TURN_ROWS at most. */
+static void fill_rows(struct kn_mat *w, size_t row, size_t n, const float *x)
 {
-    if (w->int8) kn_int8_fill(w->int8, row, x);
+    if (w->int8) kn_int8_fill(w->int8, row, n, x);
     if (w->coded)
-        kn_coded_fill_f32(w->coded, row, x);
-    else if (!w->data)
-        return;
-    else if (w->kind == GEMM_OWN_F32)
-        fill_f32(w, row, x);
-    else
-        fill_bf16(w, row, x);
+        kn_coded_fill_f32(w->coded, row, n, x);
+    else if (w->data)
+        (w->kind == GEMM_OWN_F32 ? fill_f32 : fill_bf16)(w, row, n, x);
+}
+
+/* How many of n rows from `row` on go together. */
+static size_t rows_together(const struct kn_mat *w, size_t row, size_t n)
+{
+    const size_t left = w->dev->simd->nr - row % w->dev->simd->nr;
+    const size_t most = left < KN_TURN_ROWS ? left : KN_TURN_ROWS;
+    return n < most ? n : most;
 }
 
 static int mat_fill(struct kn_mat *w, size_t row0, size_t n_rows, const float *rows)
 {
     if (row0 > w->n || n_rows > w->n - row0 || w->ready) return -EINVAL;
-    for (size_t i = 0; i < n_rows; i++) {
-        if (w->coded && kn_coded_form(w->coded, row0 + i).bits) return -EINVAL;
-        fill_row(w, row0 + i, rows + i * w->k);
+    for (size_t i = 0; w->coded && i < n_rows; i++)
+        if (kn_coded_form(w->coded, row0 + i).bits) return -EINVAL;
+    for (size_t i = 0, now; i < n_rows; i += now) {
+        now = rows_together(w, row0 + i, n_rows - i);
+        fill_rows(w, row0 + i, now, rows + i * w->k);
     }
     return 0;
 }
@@ -190,12 +193,15 @@ static int mat_fill_codes(struct kn_mat *w, size_t row0, size_t n_rows,
         values = values || w->coded->panel[i / w->coded->nr].form.bits == 0;
     }
     kn_coded_fill(w->coded, row0, n_rows, rows);
-    float *x = values ? mem_alloc(w->k * sizeof *x) : NULL;
+    float *x = values ? mem_alloc(KN_TURN_ROWS * w->k * sizeof *x) : NULL;
     if (values && !x) return -ENOMEM;
-    for (size_t i = 0; values && i < n_rows; i++) {
-        const struct codes_form f = kn_coded_form(w->coded, row0 + i);
-        codes_values(&f, &rows[i], w->k, x);
-        fill_row(w, row0 + i, x);
+    for (size_t i = 0, now; values && i < n_rows; i += now) {
+        now = rows_together(w, row0 + i, n_rows - i);
+        for (size_t r = 0; r < now; r++) {
+            const struct codes_form f = kn_coded_form(w->coded, row0 + i + r);
+            codes_values(&f, &rows[i + r], w->k, x + r * w->k);
+        }
+        fill_rows(w, row0 + i, now, x);
     }
     mem_free(x);
     return 0;

@@ -13,6 +13,7 @@
 typedef uint8_t turn_8 __attribute__((vector_size(16)));
 typedef uint16_t turn_16 __attribute__((vector_size(16)));
 typedef uint32_t turn_32 __attribute__((vector_size(16)));
+enum { KN_TURN_ROWS = 16 }; /* that are packed together: of one vector's bytes the most columns */
 #define TURN_INLINE static inline __attribute__((always_inline))
 
 TURN_INLINE turn_8 turn_load(const void *p)
@@ -77,6 +78,40 @@ TURN_INLINE void turn(size_t size, turn_8 *x)
         for (size_t i = 0; i < n; i++)
             x[i] = y[i];
     }
+}
+
+/* Element i, of so many bytes (1, 2, 4) and of n, of row j to to + i * stride + j * size: rows
+ * become columns beside each other. */
+TURN_INLINE void turn_rows(const uint8_t *const *row, size_t n_rows, size_t size, size_t n,
+                           uint8_t *to, size_t stride)
+{
+    const size_t most = sizeof(turn_8) / size;
+    for (size_t j = 0, now; j < n_rows; j += now, row += now, to += now * size) {
+        size_t i = 0;
+        now = n_rows - j < most ? n_rows - j : most;
+        for (; i + most <= n; i += most) {
+            turn_8 v[16];
+#pragma GCC unroll 16
+            for (size_t r = 0; r < most; r++)
+                v[r] = r < now ? turn_load(row[r] + i * size) : (turn_8){0};
+            turn(size, v);
+#pragma GCC unroll 16
+            for (size_t e = 0; e < most; e++)
+                turn_store(to + (i + e) * stride, v[e], now * size);
+        }
+        for (; i < n; i++)
+            for (size_t r = 0; r < now; r++)
+                memcpy(to + i * stride + r * size, row[r] + i * size, size);
+    }
+}
+
+/* Rows [n, k] of f32 to columns of a panel of nr. */
+static inline void turn_floats(const float *x, size_t n, size_t k, void *to, size_t nr)
+{
+    const uint8_t *row[KN_TURN_ROWS];
+    for (size_t j = 0; j < n; j++)
+        row[j] = (const void *)(x + j * k);
+    turn_rows(row, n, sizeof *x, k, to, nr * sizeof *x);
 }
 
 #endif
