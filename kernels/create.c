@@ -82,7 +82,6 @@ static int create(const struct kn_dev_opts *opts, struct kn_dev **ret_dev, struc
     unsigned n = 0;
     if (r < 0) return r;
     if (cpu) return kn_cpu_create(&o, ret_dev, err);
-    if (o.kv_q8) return err_set(err, -ENOTSUP, "KV pages in 8 bits are the CPU's");
     if (strcmp(name, kind) == 0) n = 1;
     if (strncmp(name, kind, len) == 0 && name[len] == ':') n = parse_ranks(name + len + 1, number);
     if (n) return create_ranks(&o, kind, number, n, ret_dev, err);

@@ -100,7 +100,7 @@ struct kn_dev_opts {
     const char *gemm;    /* NULL/"auto" or a candidate's name: "own-f32", "own-bf16" */
     enum kn_arith arith; /* AUTO: bf16 where allow_bf16, and there are tiles or it is faster */
     bool allow_bf16;     /* the file's own precision is bf16 or below */
-    bool kv_q8;          /* pages in 8 bits: KN_Q8; else as the arithmetic. On the CPU */
+    bool kv_q8;          /* pages in 8 bits: KN_Q8; else as the arithmetic */
     enum kn_weights weights;
     struct kn_tuning tune;
     const char *cache_dir; /* where the choice is remembered; NULL = do not cache */
@@ -354,9 +354,9 @@ int kn_rope(struct kn_stream *st, const struct kn_rope *r, float *x /* [m, heads
  * Page p of layer l holds tokens [p*P, p*P+P) in kn_kv_layer_values() at
  * base + (pages[p] * page_stride + l * layer_stride) * kv_value_bytes. The type is kn_info.kv, the
  * order the device's own (the CPU: f32, K transposed [G, K, P], then V [G, P, K]; where it
- * multiplies bf16: bf16 in tiles, cpu/simd/attn_bf16.c; Q8: cpu/pages.h). K is rotated at its
- * position. Q8 rounds rows as a stored row is rounded (types.h), after the rotation, and what a
- * record has in Q8 is not rounded again unless it is rotated.
+ * multiplies bf16: bf16 in tiles, cpu/simd/attn_bf16.c; Q8: cpu/pages.h; a GPU: cuda/pages.h). K is
+ * rotated at its position. Q8 rounds rows as a stored row is rounded (types.h), after the rotation,
+ * and what a record has in Q8 is not rounded again unless it is rotated.
  * Of one sequence, or of as many as an operation has rows: the new tokens of a batch side by side
  * fill a device that one of them does not. Every row is what it would be alone, bit for bit. */
 struct kn_kv {
@@ -371,7 +371,7 @@ struct kn_kv {
 /* Of one page of one layer: 2*G*K*P; Q8: 2*G*(K+2)*P, bytes. */
 size_t kn_kv_layer_values(enum kn_dtype kv, unsigned G, unsigned K);
 /* Store rotated K and V rows at positions pos[i]. k, v: [m, G, K] with row strides. Q8: -ERANGE as
- * kn_encode_rows(). */
+ * kn_encode_rows(), which a GPU says as it says -EINVAL. */
 int kn_kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, const int32_t *pos,
               size_t m, const float *k, size_t ldk, const float *v, size_t ldv);
 /* The same of K that is not rotated yet, and is on its way: k is scratch afterwards. */

@@ -299,8 +299,8 @@ const struct opt_def wk_opts_table[] = {
      "file: what a model's file has in 4 to 8 bits stays so on a GPU, too, a third to a half of "
      "the memory (on a CPU it does in any case)."},
     {"kv-pages-dtype", OPT_ENUM, "auto", 0, 0, "auto|q8",
-     "KV of running requests; auto: as the arithmetic; q8: 8 bits, half of bf16, a quarter of f32. "
-     "On the CPU."},
+     "KV of running requests; auto: as the arithmetic; q8: 8 bits, half of bf16, a quarter of "
+     "f32."},
     {"kv-dtype", OPT_ENUM, "auto", 0, 0, "auto|f32|f16|bf16|q8",
      "Stored KV; auto: f32 for F32 files, else f16; q8: 8 bits, half of f16."},
     {"threads", OPT_INT, "0", 0, 4096, NULL,

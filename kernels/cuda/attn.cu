@@ -1,22 +1,14 @@
 /* Attention of rows at exact positions, and what each key gets of it: on plain cores, and the way
- * to the tensor cores (attn_mma.cu) where pages are bf16.
+ * to the tensor cores (attn_mma.cu) where products are bf16.
  *
  * Plain: a block takes 16 neighbouring entries (see attn.h), four a warp, over one part of the
  * keys, in tiles of 32: lanes are keys for the scores, and dimensions for the sums. Rows ascend, so
  * a block ends at its last row's position and a tile behind a row's position is not looked at for
  * it. Sums are f32 and nothing is rounded: the path that must be right, and for odd sizes. */
 #include "kernels/cuda/attn.h"
+#include "kernels/cuda/pages.h"
 
 enum { ENTRIES = 16, PER_WARP = 4, TILE = 32, THREADS = 128, DIMS = 8 }; /* K up to 32 * DIMS */
-
-template <class T>
-static __device__ __forceinline__ const T *keys_of(const struct cu_kv &kv, size_t key, unsigned g,
-                                                   bool v)
-{
-    const T *page =
-        reinterpret_cast<const T *>(kv.base + size_t(kv.pages[key / CU_PAGE]) * kv.page_bytes);
-    return page + ((size_t(v) * kv.G + g) * CU_PAGE + key % CU_PAGE) * kv.K;
-}
 
 struct sums { /* of one entry; dimension lane + 32 * r of the lane's */
     float top, total, acc[DIMS];
@@ -71,10 +63,12 @@ template <class T>
 static __device__ __forceinline__ void load_tile(const struct cu_kv &kv, size_t key0, size_t last,
                                                  unsigned g, bool v, float *out, unsigned stride)
 {
-    const T *from = keys_of<T>(kv, key0, g, v);
+    const T *from = cu_page_key<T>(kv, key0, v, g);
     for (unsigned i = threadIdx.x; i < TILE * kv.K; i += THREADS) {
         const unsigned j = i / kv.K, d = i % kv.K;
-        out[j * stride + d] = key0 + j <= last ? cu_value(from[i]) : 0.0f;
+        const bool there = key0 + j <= last;
+        out[j * stride + d] =
+            there ? cu_value(from[i]) * cu_page_step<T>(kv, key0 + j, v, g) : 0.0f;
     }
 }
 
@@ -177,7 +171,7 @@ static __global__ void fold_parts(const __grid_constant__ struct cu_attn args)
 
 static bool on_tensor_cores(const struct cu *c, const struct cu_attn *a)
 {
-    return c->type == CU_BF16 && at_mma_fits(a);
+    return c->type == CU_BF16 && at_mma_fits(c, a);
 }
 
 static size_t parts_floats(const struct cu_attn *a)
@@ -232,7 +226,8 @@ int cu_attn(struct cu *c, const struct cu_attn *args, float *parts)
     a.sums = apart ? parts : static_cast<float *>(a.out);
     a.ld_sums = apart ? size_t(a.H) * a.kv.K : a.ldo;
     int r = on_tensor_cores(c, &a) ? at_mma(c, &a, whole)
-            : c->type == CU_BF16   ? launch_attend<uint16_t>(c, &a)
+            : c->pages == CU_Q8    ? launch_attend<struct cu_q8>(c, &a)
+            : c->pages == CU_BF16  ? launch_attend<uint16_t>(c, &a)
                                    : launch_attend<float>(c, &a);
     if (r < 0 || whole || a.n_parts == 1) return r;
     KN_LAUNCH(fold_parts, dim3(unsigned(at_each_rows(&a)), a.H, unsigned(at_sequences(&a))),
@@ -308,12 +303,10 @@ int cu_mass(struct cu *c, const struct cu_attn *a, float *mass, size_t key0, siz
                   parts, mass, key0, n_keys);
         return cu_launched(c);
     }
-    const dim3 grid(cu_blocks(n_keys, TILE));
-    if (c->type == CU_BF16)
-        KN_LAUNCH(mass_of_keys<uint16_t>, grid, dim3(THREADS), smem, c->stream, *a, group, mass,
-                  key0, key0 + n_keys, c->fault);
-    else
-        KN_LAUNCH(mass_of_keys<float>, grid, dim3(THREADS), smem, c->stream, *a, group, mass, key0,
-                  key0 + n_keys, c->fault);
+    const auto kernel = c->pages == CU_Q8     ? mass_of_keys<struct cu_q8>
+                        : c->pages == CU_BF16 ? mass_of_keys<uint16_t>
+                                              : mass_of_keys<float>;
+    KN_LAUNCH(kernel, dim3(cu_blocks(n_keys, TILE)), dim3(THREADS), smem, c->stream, *a, group,
+              mass, key0, key0 + n_keys, c->fault);
     return cu_launched(c);
 }

@@ -21,7 +21,7 @@
 /* attn_mma.cu: -ENOTSUP: this build has no kernels for the current device. */
 int at_mma_open();
 /* The device is of CU_BF16 and these shapes and addresses suit. */
-bool at_mma_fits(const struct cu_attn *a);
+bool at_mma_fits(const struct cu *c, const struct cu_attn *a);
 size_t at_mma_blocks(const struct cu_attn *a);
 int at_mma(struct cu *c, const struct cu_attn *a, bool whole);
 /* ret[g * n_keys + i]: what key key0 + i gets of KV head g's group; keys behind the last position
@@ -35,7 +35,7 @@ static __device__ __forceinline__ int32_t at_pos(const struct cu_attn &a, size_t
     if (pos >= 0 && size_t(pos) / CU_PAGE < a.kv.n_pages && (row == 0 || a.pos[row - 1] <= pos) &&
         rotates(a.to, row))
         return pos;
-    *fault = 1;
+    *fault = CU_BAD_POSITION;
     return -1;
 }
 

@@ -1,4 +1,4 @@
-/* Attention of rows at exact positions on tensor cores, bf16 pages.
+/* Attention of rows at exact positions on tensor cores, pages of bf16 or 8 bits.
  *
  * A warp has 16 neighbouring entries (see attn.h) and goes through the keys in tiles: scores S = Q
  * K^T, softmax in f32, O += P V. S comes out of the product in the lanes that P is wanted in as an
@@ -12,8 +12,16 @@
  * row and its keys alone: not on who shares its warp or block, nor on how many warps a block has.
  * Blocks of one warp serve decodes, where 16 entries are all there is; at K 256 two warps share
  * these. Blocks on a multiprocessor: as many as fit without a register in memory, which the three
- * buffers leave room for everywhere. */
+ * buffers leave room for everywhere.
+ *
+ * Pages of 8 bits (Q8): tiles are codes with f16 tops, and become operands in registers. Codes are
+ * whole numbers, which bf16 holds exactly; a key's step multiplies its scores behind the product,
+ * and for V its probabilities before they are rounded, but not where these are summed up. A product
+ * does not mind in which order it gets the dimensions, so a lane uses the bytes that it is given:
+ * of 16 dimensions of K lane / 4's four, and of V's two keys and two dimensions from each matrix of
+ * 16-bit units, so that products of even and of odd dimensions take turns. */
 #include "kernels/cuda/attn.h"
+#include "kernels/cuda/pages.h"
 
 enum { AT_RING = 3, AT_WARP_ROWS = 16, AT_WIDE = 4 /* warps of a block */ };
 
@@ -21,11 +29,27 @@ template <unsigned KP> struct at_dims { /* KP: K rounded up to what is compiled 
     enum : unsigned {
         KEYS = KP > 128 ? 32 : 64, /* of a tile */
         STEPS = KP / 16,
-        PIECES = KP / 8, /* of 16 bytes in a row */
-        ROW = KP * 2,    /* bytes */
-        BUFFER = KEYS * ROW,
-        SWIZZLE = KP % 64 == 0 ? 8 : 4,
     };
+};
+
+template <bool Q8> struct at_value {
+    typedef uint16_t type; /* bf16 */
+};
+template <> struct at_value<true> {
+    typedef int8_t type;
+};
+
+template <unsigned KP, bool Q8> struct at_tile { /* in shared memory */
+    typedef typename at_value<Q8>::type value;
+    enum : unsigned {
+        KEYS = at_dims<KP>::KEYS,
+        VALUE = sizeof(value),
+        ROW = KP * VALUE,
+        PIECES = ROW / 16,             /* of 16 bytes in a row */
+        TOPS = KEYS * ROW,             /* where f16 tops of its keys are */
+        BUFFER = TOPS + (Q8 ? 128 : 0) /* room for 64 of them */
+    };
+    enum : unsigned { POWER = PIECES & -PIECES, SWIZZLE = POWER > 8 ? 8 : POWER };
 };
 
 /* 16 entries of a warp; a lane has entries lane / 4 and 8 more. */
@@ -43,19 +67,34 @@ template <unsigned KP> struct at_rows {
     }
 };
 
-template <unsigned OF> struct at_sums { /* of a lane's two entries, OF values of V */
-    enum : unsigned { N = OF / 8 };
-    float acc[N][4];        /* entry i: [2i], [2i + 1] */
+template <unsigned OF, bool Q8> struct at_sums { /* of a lane's two entries, OF values of V */
+    enum : unsigned { N = OF / 8, LANE = Q8 ? 4 : 2 /* values side by side */ };
+    float acc[N][4]; /* entry i: [2i], [2i + 1]; of Q8 n even and n + 1: of 16, even and odd */
     float top[2], total[2]; /* total: of this lane's keys */
+
+    /* Entry i's values two_at(n) and the next, counted from the lane's first. */
+    __device__ __forceinline__ struct float2 two(unsigned n, unsigned i) const
+    {
+        if (Q8) return {acc[n & ~1u][2 * i + n % 2], acc[n | 1][2 * i + n % 2]};
+        return {acc[n][2 * i], acc[n][2 * i + 1]};
+    }
+    static __device__ __forceinline__ unsigned two_at(unsigned n)
+    {
+        return Q8 ? n / 2 * 16 + n % 2 * 2 : n * 8;
+    }
 };
 
 /* Warps that share 16 entries: each has all of Q and a part of V, since registers have no room for
- * all of both in a block whose sequence each entry looks up. Scores are computed by each. */
-template <unsigned KP, unsigned WARPS> struct at_block {
+ * all of both in a block whose sequence each entry looks up, nor where codes become operands.
+ * Scores are computed by each. */
+template <unsigned KP, bool Q8, unsigned WARPS> struct at_block {
     enum : unsigned {
-        SHARES = KP > 128 && WARPS == 1 ? 2 : 1,
+        SHARES = KP > 128 && (WARPS == 1 || Q8) ? 2 : 1,
         OF = KP / SHARES, /* values of V */
-        THREADS = SHARES * WARPS * CU_WARP
+        THREADS = SHARES * WARPS * CU_WARP,
+        BLOCKS = SHARES > 1 || WARPS == 1 ? 1
+                 : KP > 64                ? 2
+                                          : 3 /* on a multiprocessor, at least */
     };
 };
 
@@ -82,58 +121,81 @@ static __device__ __forceinline__ unsigned at_head(const struct cu_kv &kv, unsig
     return g;
 }
 
-/* Piece c of a buffer's row is at piece c ^ this. Rows of 64 values more begin at the same bank,
- * rows of 32 more half a round on. */
-template <unsigned KP> static __device__ __forceinline__ unsigned at_swizzled(unsigned row)
+/* Piece c of a buffer's row is at piece c ^ this. Rows begin at one bank where 8 divides a row's
+ * pieces, else, in turns, at two (4) or four (2). */
+template <class Tile> static __device__ __forceinline__ unsigned at_swizzled(unsigned row)
 {
-    return at_dims<KP>::SWIZZLE == 8 ? row % 8 : row / 2 % 4;
+    return row / (8 / Tile::SWIZZLE) % Tile::SWIZZLE;
 }
 
-/* From the address of a row's piece 0 or 1 to that of piece 2 d more: one operation, and a constant
- * that an instruction takes along. */
-template <unsigned KP> static __device__ __forceinline__ mma_addr at_step(mma_addr at, unsigned d)
+/* From the address of one of a row's first N pieces to that of piece N d more: one operation, and a
+ * constant that an instruction takes along. */
+template <class Tile, unsigned N>
+static __device__ __forceinline__ mma_addr at_step(mma_addr at, unsigned d)
 {
-    const unsigned half = at_dims<KP>::SWIZZLE / 2;
-    return (at ^ d % half * 32) + d / half * (half * 32);
+    const unsigned turn = Tile::SWIZZLE / N;
+    return (at ^ d % turn * (16 * N)) + d / turn * (turn * 16 * N);
 }
 
 /* Where piece c of row first + row0 is, first known at compile time and a multiple of N, row0 below
  * N: in one operation behind what all of them share when N is a power of two. */
-template <unsigned KP, unsigned N>
+template <class Tile, unsigned N>
 static __device__ __forceinline__ mma_addr at_piece(mma_addr buffer, unsigned first, unsigned row0,
                                                     unsigned c)
 {
-    const unsigned ROW = at_dims<KP>::ROW;
+    const unsigned ROW = Tile::ROW;
     if (N & (N - 1))
-        return buffer + (first + row0) * ROW + (c ^ at_swizzled<KP>(first + row0)) * 16;
-    const mma_addr at = buffer + row0 * ROW + (c ^ at_swizzled<KP>(row0)) * 16;
-    return (at ^ at_swizzled<KP>(first) * 16) + first * ROW;
+        return buffer + (first + row0) * ROW + (c ^ at_swizzled<Tile>(first + row0)) * 16;
+    const mma_addr at = buffer + row0 * ROW + (c ^ at_swizzled<Tile>(row0)) * 16;
+    return (at ^ at_swizzled<Tile>(first) * 16) + first * ROW;
 }
 
-template <unsigned KP, unsigned THREADS>
+/* Tops of a tile's keys, eight by a thread; behind the last key 0: nobody has written those. */
+template <class Tile>
+static __device__ __forceinline__ void at_copy_tops(const uint16_t *tops, unsigned thread,
+                                                    unsigned key, unsigned last, mma_addr to)
+{
+    const unsigned first = thread * 8, there = last + 1 - key;
+    if (first >= Tile::KEYS) return;
+    const unsigned n = there <= first ? 0 : there - first < 8 ? there - first : 8;
+    mma_copy_first(to + Tile::TOPS + first * 2, tops + key % CU_PAGE + first, n * 2);
+}
+
+template <unsigned KP, bool Q8, unsigned THREADS>
 static __device__ __forceinline__ void at_copy_tile(const struct cu_kv &kv, int32_t page,
                                                     unsigned g, unsigned key, unsigned last, bool v,
                                                     mma_addr to)
 {
-    typedef at_dims<KP> D;
+    typedef at_tile<KP, Q8> D;
     /* Whole rows a turn: the next is a step on in both memories, so that no place is kept. */
-    const unsigned ROWS = THREADS / D::PIECES, K = kv.K;
+    const unsigned ROWS = THREADS / D::PIECES, IN_PIECE = 16 / D::VALUE, K = kv.K;
     const unsigned x = at_thread<KP, THREADS / CU_WARP>(), row0 = x / D::PIECES, c = x % D::PIECES;
+    const char *const layer = kv.base + size_t(page) * kv.page_bytes;
+    const typename D::value *from;
+    if constexpr (Q8) {
+        const char *const head =
+            layer + (size_t(v) * kv.G + g) * cu_page_head_bytes<struct cu_q8>(K);
+        at_copy_tops<D>(reinterpret_cast<const uint16_t *>(head), x, key, last, to);
+        from = reinterpret_cast<const typename D::value *>(head + cu_page<struct cu_q8>::TOPS) +
+               (key % CU_PAGE + row0) * K + (c * IN_PIECE < K ? c * IN_PIECE : 0);
+    } else {
+        from = reinterpret_cast<const typename D::value *>(layer) +
+               ((size_t(v) * kv.G + g) * CU_PAGE + key % CU_PAGE + row0) * K +
+               (c * IN_PIECE < K ? c * IN_PIECE : 0);
+    }
     if (THREADS % D::PIECES && row0 >= ROWS) return;
-    const uint16_t *from =
-        reinterpret_cast<const uint16_t *>(kv.base + size_t(page) * kv.page_bytes) +
-        ((size_t(v) * kv.G + g) * CU_PAGE + key % CU_PAGE + row0) * K + (c * 8 < K ? c * 8 : 0);
     CU_UNROLL
     for (unsigned i = 0; i < (D::KEYS + ROWS - 1) / ROWS; i++) {
         const unsigned row = i * ROWS + row0;
         if (D::KEYS % ROWS && row >= D::KEYS) break;
-        mma_copy16(at_piece<KP, ROWS>(to, i * ROWS, row0, c), from, key + row <= last && c * 8 < K);
+        mma_copy16(at_piece<D, ROWS>(to, i * ROWS, row0, c), from,
+                   key + row <= last && c * IN_PIECE < K);
         from += ROWS * K;
     }
 }
 
 /* turns: a.to is looked at. */
-template <bool turns, unsigned KP>
+template <bool turns, bool Q8, unsigned KP>
 static __device__ __forceinline__ void at_load_rows(const struct cu_attn &a, unsigned group,
                                                     unsigned g, unsigned entry0, int *fault,
                                                     struct at_rows<KP> &w)
@@ -148,15 +210,23 @@ static __device__ __forceinline__ void at_load_rows(const struct cu_attn &a, uns
         w.pos[i] = there ? at_pos(a, row, fault) : -1;
         least = w.pos[i] < least ? w.pos[i] : least;
         most = w.pos[i] > most ? w.pos[i] : most;
+        struct float2 even = {0, 0}; /* of Q8: the first two of a lane's four */
         CU_UNROLL
         for (unsigned s = 0; s < 2 * at_dims<KP>::STEPS; s++) {
-            const unsigned d = 8 * s + lane % 4 * 2;
+            const unsigned d = Q8 ? s / 2 * 16 + lane % 4 * 4 + s % 2 * 2 : 8 * s + lane % 4 * 2;
             struct float2 x = {0, 0};
             if (w.pos[i] >= 0 && d < K)
                 x = turns ? at_query(a, q, row, d)
                           : *reinterpret_cast<const struct float2 *>(q + d);
             const float f = a.scale * AT_LOG2E;
-            w.q[s / 2][i + s % 2 * 2] = mma_pack(x.x * f, x.y * f);
+            if constexpr (!Q8) {
+                w.q[s / 2][i + s % 2 * 2] = mma_pack(x.x * f, x.y * f);
+            } else if (s % 2 == 0) {
+                even = x;
+            } else {
+                w.q[s / 2][i] = mma_pack(even.x * f, x.x * f);
+                w.q[s / 2][i + 2] = mma_pack(even.y * f, x.y * f);
+            }
         }
     }
     for (int with = 16; with > 0; with /= 2) {
@@ -168,27 +238,85 @@ static __device__ __forceinline__ void at_load_rows(const struct cu_attn &a, uns
     w.ends = lane % 2 ? most : least;
 }
 
-/* s[n]: the rows against keys 8n… of the tile, in powers of two; what a row does not see -inf. */
+/* s[n] += the rows times keys 8n… of the tile. */
 template <unsigned KP>
+static __device__ __forceinline__ void at_multiply(const struct at_rows<KP> &w, mma_addr k,
+                                                   unsigned lane,
+                                                   float (&s)[at_dims<KP>::KEYS / 8][4])
+{
+    typedef at_tile<KP, false> D;
+    const unsigned row = lane % 8 + lane / 16 * 8;
+    const mma_addr at = k + row * D::ROW + (lane / 8 % 2 ^ at_swizzled<D>(lane % 8)) * 16;
+    CU_UNROLL
+    for (unsigned d = 0; d < at_dims<KP>::STEPS; d++) {
+        CU_UNROLL
+        for (unsigned n = 0; n < D::KEYS / 16; n++) {
+            uint32_t b[4];
+            mma_load(b, at_step<D, 2>(at, d) + n * 16 * D::ROW);
+            mma_bf16(s[2 * n], w.q[d], b[0], b[1]);
+            mma_bf16(s[2 * n + 1], w.q[d], b[2], b[3]);
+        }
+    }
+}
+
+/* The same of codes: a matrix has 16 dimensions of eight keys. */
+template <unsigned KP>
+static __device__ __forceinline__ void at_multiply_q8(const struct at_rows<KP> &w, mma_addr k,
+                                                      unsigned lane,
+                                                      float (&s)[at_dims<KP>::KEYS / 8][4])
+{
+    typedef at_tile<KP, true> D;
+    const mma_addr at = k + lane * D::ROW + at_swizzled<D>(lane % 8) * 16;
+    CU_UNROLL
+    for (unsigned d = 0; d < at_dims<KP>::STEPS; d++) {
+        CU_UNROLL
+        for (unsigned n = 0; n < D::KEYS / 32; n++) {
+            uint32_t m[4];
+            mma_load(m, at_step<D, 1>(at, d) + n * 32 * D::ROW);
+            CU_UNROLL
+            for (unsigned i = 0; i < 4; i++) {
+                const struct mma_codes b = mma_from_codes(m[i]);
+                mma_bf16(s[4 * n + i], w.q[d], b.even, b.odd);
+            }
+        }
+    }
+}
+
+/* What the codes of two keys count, the lane's of keys 8n… of the tile. */
+template <class Tile>
+static __device__ __forceinline__ struct float2 at_steps(mma_addr tile, unsigned n, unsigned lane)
+{
+    const uint32_t tops = mma_word(tile + Tile::TOPS + n * 16 + lane % 4 * 4);
+    const float unit = 1.0f / 127;
+    return {mma_f16(uint16_t(tops)) * unit, mma_f16(uint16_t(tops >> 16)) * unit};
+}
+
+template <class Tile, unsigned N>
+static __device__ __forceinline__ void at_scale(mma_addr tile, unsigned lane, float (&s)[N][4])
+{
+    CU_UNROLL
+    for (unsigned n = 0; n < N; n++) {
+        const struct float2 step = at_steps<Tile>(tile, n, lane);
+        s[n][0] *= step.x, s[n][1] *= step.y;
+        s[n][2] *= step.x, s[n][3] *= step.y;
+    }
+}
+
+/* s[n]: the rows against keys 8n… of the tile, in powers of two; what a row does not see -inf. */
+template <unsigned KP, bool Q8>
 static __device__ __forceinline__ void
 at_scores(const struct cu_attn &a, const struct at_rows<KP> &w, mma_addr k, unsigned key0,
           unsigned lane, float (&s)[at_dims<KP>::KEYS / 8][4])
 {
     typedef at_dims<KP> D;
-    const unsigned row = lane % 8 + lane / 16 * 8;
-    const mma_addr at = k + row * D::ROW + (lane / 8 % 2 ^ at_swizzled<KP>(lane % 8)) * 16;
     CU_UNROLL
     for (unsigned n = 0; n < D::KEYS / 8; n++)
         s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0;
-    CU_UNROLL
-    for (unsigned d = 0; d < D::STEPS; d++) {
-        CU_UNROLL
-        for (unsigned n = 0; n < D::KEYS / 16; n++) {
-            uint32_t b[4];
-            mma_load(b, at_step<KP>(at, d) + n * 16 * D::ROW);
-            mma_bf16(s[2 * n], w.q[d], b[0], b[1]);
-            mma_bf16(s[2 * n + 1], w.q[d], b[2], b[3]);
-        }
+    if constexpr (Q8) {
+        at_multiply_q8<KP>(w, k, lane, s);
+        at_scale<at_tile<KP, true>>(k, lane, s);
+    } else {
+        at_multiply<KP>(w, k, lane, s);
     }
     if (a.cap > 0) {
         CU_UNROLL
@@ -241,25 +369,36 @@ static __device__ __forceinline__ void at_softmax(float (&s)[at_dims<KP>::KEYS /
     }
 }
 
-/* v: at the first value of the warp's part. */
-template <unsigned KP, class Sums>
-static __device__ __forceinline__ void at_weigh(const float (&p)[at_dims<KP>::KEYS / 8][4],
-                                                mma_addr v, unsigned lane, Sums &o)
+/* part: bytes from a row's first value to the warp's part. */
+template <unsigned KP, bool Q8, class Sums>
+static __device__ __forceinline__ void at_weigh(float (&p)[at_dims<KP>::KEYS / 8][4], mma_addr v,
+                                                unsigned part, unsigned lane, Sums &o)
 {
-    typedef at_dims<KP> D;
+    typedef at_tile<KP, Q8> D;
     const unsigned row = lane % 16;
-    const mma_addr at = v + row * D::ROW + (lane / 16 ^ at_swizzled<KP>(lane % 8)) * 16;
+    const mma_addr at = v + part + row * D::ROW + (lane / 16 ^ at_swizzled<D>(lane % 8)) * 16;
+    if constexpr (Q8) at_scale<D>(v, lane, p);
     CU_UNROLL
     for (unsigned n = 0; n < D::KEYS / 16; n++) {
         const uint32_t a[4] = {
             mma_pack(p[2 * n][0], p[2 * n][1]), mma_pack(p[2 * n][2], p[2 * n][3]),
             mma_pack(p[2 * n + 1][0], p[2 * n + 1][1]), mma_pack(p[2 * n + 1][2], p[2 * n + 1][3])};
         CU_UNROLL
-        for (unsigned d = 0; d < Sums::N / 2; d++) {
+        for (unsigned d = 0; d < D::ROW / 32 * Sums::N * 8 / KP; d++) {
             uint32_t b[4];
-            mma_load_turned(b, at_step<KP>(at, d) + n * 16 * D::ROW);
-            mma_bf16(o.acc[2 * d], a, b[0], b[1]);
-            mma_bf16(o.acc[2 * d + 1], a, b[2], b[3]);
+            mma_load_turned(b, at_step<D, 2>(at, d) + n * 16 * D::ROW);
+            if constexpr (Q8) {
+                CU_UNROLL
+                for (unsigned i = 0; i < 2; i++) { /* 16 dimensions each */
+                    const struct mma_codes x = mma_from_codes(b[2 * i]),
+                                           y = mma_from_codes(b[2 * i + 1]);
+                    mma_bf16(o.acc[4 * d + 2 * i], a, x.even, y.even);
+                    mma_bf16(o.acc[4 * d + 2 * i + 1], a, x.odd, y.odd);
+                }
+            } else {
+                mma_bf16(o.acc[2 * d], a, b[0], b[1]);
+                mma_bf16(o.acc[2 * d + 1], a, b[2], b[3]);
+            }
         }
     }
 }
@@ -329,10 +468,11 @@ at_close_entry(const struct cu_attn &args, size_t row, unsigned head, unsigned p
     const struct cu_attn a = at_mine<WARPS>(args);
     enum : unsigned {
         AHEAD = KP > 128 || WARPS == 1 ? 4 : 16, /* as far as registers go */
-        SHARES = at_block<KP, WARPS>::SHARES
+        SHARES = KP / (Sums::N * 8)
     };
     const unsigned x = at_anew<WARPS>(threadIdx.x), lane = x % CU_WARP, K = a.kv.K;
-    const unsigned share = SHARES > 1 ? x / CU_WARP : 0, d0 = share * Sums::N * 8 + lane % 4 * 2;
+    const unsigned share = x / CU_WARP % SHARES;
+    const unsigned d0 = share * Sums::N * 8 + lane % 4 * Sums::LANE;
     const bool first = share == 0 && lane % 4 == 0;
     float *to = a.sums + row * a.ld_sums + size_t(head) * K;
     struct at_weights w = {0, 1};
@@ -355,14 +495,14 @@ at_close_entry(const struct cu_attn &args, size_t row, unsigned head, unsigned p
         struct float2 old[AHEAD];
         CU_UNROLL
         for (unsigned n = 0; n < AHEAD && n0 + n < Sums::N; n++) {
-            const unsigned d = 8 * (n0 + n) + d0;
+            const unsigned d = Sums::two_at(n0 + n) + d0;
             old[n].x = old[n].y = 0;
             if (folds && d < K) old[n] = *reinterpret_cast<const struct float2 *>(to + d);
         }
         CU_UNROLL
         for (unsigned n = 0; n < AHEAD && n0 + n < Sums::N; n++) {
-            const unsigned d = 8 * (n0 + n) + d0;
-            struct float2 y = {o.acc[n0 + n][2 * i], o.acc[n0 + n][2 * i + 1]};
+            const unsigned d = Sums::two_at(n0 + n) + d0;
+            struct float2 y = o.two(n0 + n, i);
             if (folds) y.x = at_folded(w, old[n].x, y.x), y.y = at_folded(w, old[n].y, y.y);
             if (divides) y.x *= one, y.y *= one;
             if (d >= K) continue;
@@ -399,8 +539,9 @@ at_close(const struct cu_attn &a, const struct at_rows<KP> &w, unsigned group, u
     before = b.keep();
 }
 
-template <unsigned KP, unsigned THREADS> struct at_feed { /* tiles on their way: K, V, K, V… */
-    typedef at_dims<KP> D;
+template <unsigned KP, bool Q8, unsigned THREADS>
+struct at_feed { /* tiles on their way: K, V, K, V… */
+    typedef at_tile<KP, Q8> D;
     mma_addr ring;
     unsigned at; /* offset of the tile that is used next */
     unsigned g, end;
@@ -409,7 +550,7 @@ template <unsigned KP, unsigned THREADS> struct at_feed { /* tiles on their way:
     __device__ __forceinline__ void send(const struct cu_kv &kv, unsigned key, bool v, unsigned to)
     {
         const unsigned head = at_head<KP, THREADS / CU_WARP>(kv, g);
-        if (key < end) at_copy_tile<KP, THREADS>(kv, page, head, key, end - 1, v, ring + to);
+        if (key < end) at_copy_tile<KP, Q8, THREADS>(kv, page, head, key, end - 1, v, ring + to);
         if (v && key + D::KEYS < end) page = kv.pages[(key + D::KEYS) / CU_PAGE];
         mma_copies_end();
     }
@@ -427,14 +568,13 @@ template <unsigned KP, unsigned THREADS> struct at_feed { /* tiles on their way:
     }
 };
 
-template <unsigned KP, unsigned WARPS>
-static __global__ void __launch_bounds__(at_block<KP, WARPS>::THREADS, WARPS == 1 ? 1
-                                                                       : KP > 64  ? 2
-                                                                                  : 3)
+template <unsigned KP, bool Q8, unsigned WARPS>
+static __global__ void __launch_bounds__(at_block<KP, Q8, WARPS>::THREADS,
+                                         at_block<KP, Q8, WARPS>::BLOCKS)
     attend_mma(const __grid_constant__ struct cu_attn args, unsigned group, bool whole, int *fault)
 {
-    typedef at_dims<KP> D;
-    typedef at_block<KP, WARPS> B;
+    typedef at_tile<KP, Q8> D;
+    typedef at_block<KP, Q8, WARPS> B;
     KN_DYNAMIC_SHARED(char, buffers);
     const struct cu_attn a = at_mine<WARPS>(args);
     const unsigned g = blockIdx.x % a.kv.G, nth = blockIdx.x / a.kv.G;
@@ -451,7 +591,7 @@ static __global__ void __launch_bounds__(at_block<KP, WARPS>::THREADS, WARPS == 
     const unsigned from = a.window ? at_from(a, a.pos[block0 / group]) / D::KEYS * D::KEYS : 0;
     const unsigned key0 = from > part0 ? from : part0;
     if (key0 >= end) return;
-    struct at_feed<KP, B::THREADS> feed = {
+    struct at_feed<KP, Q8, B::THREADS> feed = {
         mma_address(buffers), 0, g, end, a.kv.pages[key0 / CU_PAGE]
     };
     feed.send(a.kv, key0, false, 0);
@@ -460,9 +600,9 @@ static __global__ void __launch_bounds__(at_block<KP, WARPS>::THREADS, WARPS == 
     const unsigned entry0 = block0 + threadIdx.x / (B::SHARES * CU_WARP) * AT_WARP_ROWS;
     const bool apart = !whole && at_parts(a) > 1;
     struct at_rows<KP> w;
-    struct at_sums<B::OF> o;
+    struct at_sums<B::OF, Q8> o;
     float before = 1; /* of what a first part does not read */
-    at_load_rows<true>(a, group, g, entry0, fault, w);
+    at_load_rows<true, Q8>(a, group, g, entry0, fault, w);
     for (unsigned key = key0; key < end;) {
         at_begin(args, w, group, g, entry0, key / CU_KEYS_PART, o);
         do {
@@ -472,13 +612,12 @@ static __global__ void __launch_bounds__(at_block<KP, WARPS>::THREADS, WARPS == 
             float s[D::KEYS / 8][4];
             const mma_addr k = feed.take(a.kv, key + D::KEYS, false);
             if (seen) {
-                at_scores<KP>(a, w, k, key, lane, s);
+                at_scores<KP, Q8>(a, w, k, key, lane, s);
                 at_softmax<KP>(s, o);
             }
             const mma_addr v = feed.take(a.kv, key + D::KEYS, true);
-            const unsigned part =
-                B::SHARES > 1 ? threadIdx.x / CU_WARP * (B::OF * 2) : 0; /* bytes */
-            if (seen) at_weigh<KP>(s, v + part, lane, o);
+            const unsigned part = threadIdx.x / CU_WARP % B::SHARES * (B::OF * D::VALUE);
+            if (seen) at_weigh<KP, Q8>(s, v, part, lane, o);
             key += D::KEYS;
         } while (key < end && key % CU_KEYS_PART);
         at_close<KP, WARPS>(args, w, group, at_anew<WARPS>(g), at_anew<WARPS>(entry0),
@@ -488,32 +627,37 @@ static __global__ void __launch_bounds__(at_block<KP, WARPS>::THREADS, WARPS == 
 
 /* All of the first-level cache as shared memory: nothing else here would use it. A preference: what
  * it answers does not matter, and must not be found by the next launch. */
-template <unsigned KP> static void prefer_shared()
+template <unsigned KP, bool Q8> static void prefer_shared()
 {
     const auto all = cudaFuncAttributePreferredSharedMemoryCarveout;
-    (void)cudaFuncSetAttribute(attend_mma<KP, 1>, all, cudaSharedmemCarveoutMaxShared);
-    (void)cudaFuncSetAttribute(attend_mma<KP, AT_WIDE>, all, cudaSharedmemCarveoutMaxShared);
+    (void)cudaFuncSetAttribute(attend_mma<KP, Q8, 1>, all, cudaSharedmemCarveoutMaxShared);
+    (void)cudaFuncSetAttribute(attend_mma<KP, Q8, AT_WIDE>, all, cudaSharedmemCarveoutMaxShared);
+}
+
+template <bool Q8> static void prefer_shared_all()
+{
+    prefer_shared<64, Q8>(), prefer_shared<96, Q8>();
+    prefer_shared<128, Q8>(), prefer_shared<256, Q8>();
 }
 
 int at_mma_open()
 {
     cudaFuncAttributes a;
-    const cudaError_t e = cudaFuncGetAttributes(&a, attend_mma<64, 1>);
-    if (e == cudaSuccess)
-        prefer_shared<64>(), prefer_shared<96>(), prefer_shared<128>(), prefer_shared<256>();
+    const cudaError_t e = cudaFuncGetAttributes(&a, attend_mma<64, false, 1>);
+    if (e == cudaSuccess) prefer_shared_all<false>(), prefer_shared_all<true>();
     (void)cudaGetLastError();
     return e == cudaSuccess ? 0 : -ENOTSUP;
 }
 
-bool at_mma_fits(const struct cu_attn *a)
+bool at_mma_fits(const struct cu *c, const struct cu_attn *a)
 {
-    const unsigned K = a->kv.K;
+    const unsigned K = a->kv.K, piece = c->pages == CU_Q8 ? 16 : 8; /* values in 16 bytes */
     const auto bits = [](const void *p) { return reinterpret_cast<uintptr_t>(p); };
     const struct kn_rope *r = &a->to.rope;
     const uintptr_t rows = bits(a->q) | bits(a->out) | bits(r->cos) | bits(r->sin) |
                            uintptr_t(a->ldq * sizeof(float)) | uintptr_t(a->ldo * sizeof(float));
     const uintptr_t pages = bits(a->kv.base) | uintptr_t(a->kv.page_bytes);
-    return K % 8 == 0 && K <= 256 && rows % 8 == 0 && pages % 16 == 0 && a->m * a->H < 1u << 31;
+    return K % piece == 0 && K <= 256 && rows % 8 == 0 && pages % 16 == 0 && a->m * a->H < 1u << 31;
 }
 
 /* By blocks of one warp: alone these know of sequences a row each. */
@@ -533,34 +677,43 @@ size_t at_mma_blocks(const struct cu_attn *a)
     return at_sequences(a) * at_tiles(a) * a->kv.G;
 }
 
-template <unsigned KP, unsigned WARPS>
+template <unsigned KP, bool Q8, unsigned WARPS>
 static int launch_mma(struct cu *c, const struct cu_attn *a, bool whole)
 {
     const dim3 grid(unsigned(at_tiles(a)) * a->kv.G, unsigned(at_sequences(a)),
                     whole ? 1 : a->n_parts);
-    KN_LAUNCH((attend_mma<KP, WARPS>), grid, dim3(at_block<KP, WARPS>::THREADS),
-              AT_RING * at_dims<KP>::BUFFER, c->stream, *a, a->H / a->kv.G, whole, c->fault);
+    typedef at_block<KP, Q8, WARPS> B;
+    typedef at_tile<KP, Q8> D;
+    KN_LAUNCH((attend_mma<KP, Q8, WARPS>), grid, dim3(B::THREADS), AT_RING * D::BUFFER, c->stream,
+              *a, a->H / a->kv.G, whole, c->fault);
     return cu_launched(c);
 }
 
-template <unsigned KP> static int launch_dims(struct cu *c, const struct cu_attn *a, bool whole)
+template <unsigned KP, bool Q8>
+static int launch_dims(struct cu *c, const struct cu_attn *a, bool whole)
 {
-    static_assert(AT_RING * at_dims<KP>::BUFFER <= 48 << 10, "what a block gets without asking");
-    return at_few(a) ? launch_mma<KP, 1>(c, a, whole) : launch_mma<KP, AT_WIDE>(c, a, whole);
+    static_assert(AT_RING * at_tile<KP, Q8>::BUFFER <= 48 << 10, "what a block gets unasked");
+    return at_few(a) ? launch_mma<KP, Q8, 1>(c, a, whole)
+                     : launch_mma<KP, Q8, AT_WIDE>(c, a, whole);
+}
+
+template <bool Q8> static int launch_pages(struct cu *c, const struct cu_attn *a, bool whole)
+{
+    const unsigned K = a->kv.K;
+    return K <= 64    ? launch_dims<64, Q8>(c, a, whole)
+           : K <= 96  ? launch_dims<96, Q8>(c, a, whole)
+           : K <= 128 ? launch_dims<128, Q8>(c, a, whole)
+                      : launch_dims<256, Q8>(c, a, whole);
 }
 
 int at_mma(struct cu *c, const struct cu_attn *a, bool whole)
 {
-    const unsigned K = a->kv.K;
-    return K <= 64    ? launch_dims<64>(c, a, whole)
-           : K <= 96  ? launch_dims<96>(c, a, whole)
-           : K <= 128 ? launch_dims<128>(c, a, whole)
-                      : launch_dims<256>(c, a, whole);
+    return c->pages == CU_Q8 ? launch_pages<true>(c, a, whole) : launch_pages<false>(c, a, whole);
 }
 
 /* ---- mass: a block has a tile of keys and one KV head, its warps every fourth 16 entries ---- */
 
-template <unsigned KP>
+template <unsigned KP, bool Q8>
 static __device__ __forceinline__ void
 at_add_mass(const struct cu_attn &a, unsigned group, unsigned g, unsigned entry0, unsigned key0,
             mma_addr k, int *fault, float (&sum)[at_dims<KP>::KEYS / 8][2])
@@ -568,7 +721,7 @@ at_add_mass(const struct cu_attn &a, unsigned group, unsigned g, unsigned entry0
     const unsigned lane = threadIdx.x % CU_WARP;
     struct at_rows<KP> w;
     float s[at_dims<KP>::KEYS / 8][4], lse[2];
-    at_load_rows<false>(a, group, g, entry0, fault, w);
+    at_load_rows<false, Q8>(a, group, g, entry0, fault, w);
     if (w.last() < int32_t(key0) || at_from(a, w.first()) >= int32_t(key0 + at_dims<KP>::KEYS))
         return;
     CU_UNROLL
@@ -577,7 +730,7 @@ at_add_mass(const struct cu_attn &a, unsigned group, unsigned g, unsigned entry0
         lse[i] =
             w.pos[i] < 0 ? 0.0f : a.lse[size_t(e / group) * a.H + g * group + e % group] * AT_LOG2E;
     }
-    at_scores<KP>(a, w, k, key0, threadIdx.x % CU_WARP, s);
+    at_scores<KP, Q8>(a, w, k, key0, threadIdx.x % CU_WARP, s);
     CU_UNROLL
     for (unsigned n = 0; n < at_dims<KP>::KEYS / 8; n++) {
         CU_UNROLL
@@ -586,11 +739,11 @@ at_add_mass(const struct cu_attn &a, unsigned group, unsigned g, unsigned entry0
     }
 }
 
-template <unsigned KP>
+template <unsigned KP, bool Q8>
 static __global__ void __launch_bounds__(AT_WIDE *CU_WARP)
     mass_mma(struct cu_attn a, unsigned group, size_t first, size_t n_keys, float *ret, int *fault)
 {
-    typedef at_dims<KP> D;
+    typedef at_tile<KP, Q8> D;
     KN_DYNAMIC_SHARED(char, buffer);
     __shared__ float part[AT_WIDE][D::KEYS];
     const unsigned lane = threadIdx.x % CU_WARP, warp = threadIdx.x / CU_WARP, g = blockIdx.y;
@@ -598,8 +751,8 @@ static __global__ void __launch_bounds__(AT_WIDE *CU_WARP)
     const int32_t last = at_pos(a, a.m - 1, fault);
     if (last < 0 || key0 > size_t(last)) return;
     const mma_addr k = mma_address(buffer);
-    at_copy_tile<KP, AT_WIDE * CU_WARP>(a.kv, a.kv.pages[key0 / CU_PAGE], g, unsigned(key0),
-                                        unsigned(last), false, k);
+    at_copy_tile<KP, Q8, AT_WIDE * CU_WARP>(a.kv, a.kv.pages[key0 / CU_PAGE], g, unsigned(key0),
+                                            unsigned(last), false, k);
     mma_copies_end();
     mma_copies_wait<0>();
     __syncthreads();
@@ -608,7 +761,7 @@ static __global__ void __launch_bounds__(AT_WIDE *CU_WARP)
     for (unsigned n = 0; n < D::KEYS / 8; n++)
         sum[n][0] = sum[n][1] = 0;
     for (unsigned e = warp * AT_WARP_ROWS; e < unsigned(a.m) * group; e += AT_WIDE * AT_WARP_ROWS)
-        at_add_mass<KP>(a, group, g, e, unsigned(key0), k, fault, sum);
+        at_add_mass<KP, Q8>(a, group, g, e, unsigned(key0), k, fault, sum);
     CU_UNROLL
     for (unsigned n = 0; n < D::KEYS / 8; n++) {
         CU_UNROLL
@@ -624,21 +777,30 @@ static __global__ void __launch_bounds__(AT_WIDE *CU_WARP)
         ret[g * n_keys + to] = (part[0][j] + part[1][j]) + (part[2][j] + part[3][j]);
 }
 
-template <unsigned KP>
+template <unsigned KP, bool Q8>
 static int launch_mass(struct cu *c, const struct cu_attn *a, size_t key0, size_t n_keys,
                        float *ret)
 {
-    const dim3 grid(cu_blocks(n_keys, at_dims<KP>::KEYS), a->kv.G);
-    KN_LAUNCH(mass_mma<KP>, grid, dim3(AT_WIDE * CU_WARP), at_dims<KP>::BUFFER, c->stream, *a,
+    typedef at_tile<KP, Q8> D;
+    const dim3 grid(cu_blocks(n_keys, D::KEYS), a->kv.G);
+    KN_LAUNCH((mass_mma<KP, Q8>), grid, dim3(AT_WIDE * CU_WARP), D::BUFFER, c->stream, *a,
               a->H / a->kv.G, key0, n_keys, ret, c->fault);
     return cu_launched(c);
 }
 
-int at_mma_mass(struct cu *c, const struct cu_attn *a, size_t key0, size_t n_keys, float *ret)
+template <bool Q8>
+static int mass_of_pages(struct cu *c, const struct cu_attn *a, size_t key0, size_t n_keys,
+                         float *ret)
 {
     const unsigned K = a->kv.K;
-    return K <= 64    ? launch_mass<64>(c, a, key0, n_keys, ret)
-           : K <= 96  ? launch_mass<96>(c, a, key0, n_keys, ret)
-           : K <= 128 ? launch_mass<128>(c, a, key0, n_keys, ret)
-                      : launch_mass<256>(c, a, key0, n_keys, ret);
+    return K <= 64    ? launch_mass<64, Q8>(c, a, key0, n_keys, ret)
+           : K <= 96  ? launch_mass<96, Q8>(c, a, key0, n_keys, ret)
+           : K <= 128 ? launch_mass<128, Q8>(c, a, key0, n_keys, ret)
+                      : launch_mass<256, Q8>(c, a, key0, n_keys, ret);
+}
+
+int at_mma_mass(struct cu *c, const struct cu_attn *a, size_t key0, size_t n_keys, float *ret)
+{
+    return c->pages == CU_Q8 ? mass_of_pages<true>(c, a, key0, n_keys, ret)
+                             : mass_of_pages<false>(c, a, key0, n_keys, ret);
 }

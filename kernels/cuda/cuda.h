@@ -39,11 +39,11 @@ struct cu_plan; /* a product's call, by shape */
 struct cu_best; /* a tuned algorithm */
 struct cu {
     int index;
-    enum cu_type type;
-    unsigned sms; /* multiprocessors */
+    enum cu_type type, pages; /* pages: CU_Q8, or as type */
+    unsigned sms;             /* multiprocessors */
     cudaStream_t stream;
     bool lost, recording; /* recording: between cu_record() and cu_recorded() */
-    int *fault;           /* shared: 1 when a kernel met a bad position */
+    int *fault;           /* shared: what a kernel met: 0 or an enum cu_fault */
     char name[160];
     int arch;             /* 90: compute capability 9.0 */
     void *lt, *workspace; /* lt: cublasLtHandle_t */

@@ -257,7 +257,8 @@ static int tune(struct kn_dev *d, const struct kn_tuning *how)
         (struct kn_gemm_rate){d->head.info.gemm, gflops, true};
     /* A product in 8 bits wants f32 from the attention, and the library's plans give bf16. */
     const size_t keys_max = d->bf16 && !cu_is_eight(d->weights) ? how->keys_max : 0;
-    const struct sdpa_tuning a = {{how->H, how->G, how->K}, keys_max, d->cache_dir};
+    const bool q8 = d->head.info.kv == KN_Q8;
+    const struct sdpa_tuning a = {{how->H, how->G, how->K}, q8, keys_max, d->cache_dir};
     r = sdpa_tune(d->cu, &a, &d->sdpa, d->attn_warning, sizeof d->attn_warning);
     if (*d->attn_warning) d->head.info.attn_warning = d->attn_warning;
     if (d->sdpa) d->head.info.attn = sdpa_name(d->sdpa);
@@ -1162,8 +1163,9 @@ int kn_cuda_create(const struct kn_dev_opts *o, const char *kind, int index,
                  : d->bf16                       ? CU_BF16
                                                  : CU_F32;
     d->keeps_codes = o->weights == KN_WEIGHTS_FILE && d->bf16;
+    const enum kn_dtype kv = o->kv_q8 ? KN_Q8 : d->bf16 ? KN_BF16 : KN_F32;
     int r = cu_mem_open(&d->gpu, why, sizeof why);
-    if (r == 0) r = cu_open(index, d->bf16 ? CU_BF16 : CU_F32, &d->cu, why, sizeof why);
+    if (r == 0) r = cu_open(index, d->bf16 ? CU_BF16 : CU_F32, o->kv_q8, &d->cu, why, sizeof why);
     blocks_init(&d->blocks, d->cu, &d->replay.recording);
     if (r == 0 && cu_is_eight(d->weights)) r = cu_gemm_open(d->cu, d->weights, why, sizeof why);
     if (r == 0 && o->cache_dir && !(d->cache_dir = mem_strdup(o->cache_dir))) r = -ENOMEM;
@@ -1181,8 +1183,8 @@ int kn_cuda_create(const struct kn_dev_opts *o, const char *kind, int index,
         .n_threads = 1,
         .n_ranks = 1,
         .gemm_invariant = false, /* cuBLASLt may take another algorithm for other numbers of rows */
-        .kv = d->bf16 ? KN_BF16 : KN_F32,
-        .kv_value_bytes = d->bf16 ? 2 : 4,
+        .kv = kv,
+        .kv_value_bytes = kv == KN_Q8 ? 1 : kn_row_bytes(kv, 1, 1),
         .wide_rows_max = 48, /* one path in any case: as on the CPU, for callers' equal cuts */
     };
     for (int i = 0; i < 2; i++)

@@ -1,7 +1,5 @@
-/* Rotation, and rows on their way into pages.
- *
- * A page of a layer holds K [G, P, K], then V [G, P, K] in the device's type: a key's values are
- * contiguous, as a row of the second operand of q k^T wants them. */
+/* Rotation, and rows on their way into pages. */
+#include "kernels/cuda/pages.h"
 #include "kernels/cuda/rotate.h"
 
 /* By four values of a head's first half, and those that they rotate with. */
@@ -11,7 +9,7 @@ static __global__ void rope(struct kn_rope p, float *x, size_t ldx, size_t heads
     const size_t half = p.n_rot / 2, quads = (half + 3) / 4;
     const int32_t at = pos[blockIdx.x];
     if (at < 0 || size_t(at) >= p.pos_cap) {
-        *fault = 1;
+        *fault = CU_BAD_POSITION;
         return;
     }
     const size_t row = size_t(at) * half;
@@ -40,15 +38,6 @@ int cu_rope(struct cu *c, const struct kn_rope *p, float *x, size_t ldx, size_t 
     return cu_launched(c);
 }
 
-/* Where value 0 of KV head g of the token is; NULL when it has no page. */
-template <class T>
-static __device__ __forceinline__ T *slot(const struct cu_kv &kv, int64_t pos, bool v, unsigned g)
-{
-    if (pos < 0 || size_t(pos) / CU_PAGE >= kv.n_pages) return nullptr;
-    T *page = reinterpret_cast<T *>(kv.base + size_t(kv.pages[pos / CU_PAGE]) * kv.page_bytes);
-    return page + ((size_t(v) * kv.G + g) * CU_PAGE + size_t(pos) % CU_PAGE) * kv.K;
-}
-
 /* The pages that a row goes to; false: none, as it is nobody's, or with a fault. */
 static __device__ __forceinline__ bool has_place(struct cu_kv &kv, const struct cu_put &p,
                                                  size_t row, int *fault)
@@ -60,7 +49,7 @@ static __device__ __forceinline__ bool has_place(struct cu_kv &kv, const struct 
     }
     const int32_t pos = p.pos[row];
     if (pos >= 0 && size_t(pos) / CU_PAGE < kv.n_pages && rotates(p.to, row)) return true;
-    *fault = 1;
+    *fault = CU_BAD_POSITION;
     return false;
 }
 
@@ -76,8 +65,8 @@ static __global__ void put(struct cu_kv kv, const __grid_constant__ struct cu_pu
         const unsigned g = unsigned(i / kv.K);
         const size_t d = i % kv.K;
         const auto get = [&](size_t j) { return k[i - d + j]; };
-        cu_store(slot<T>(kv, pos, false, g) + d, rotated(p.to.rope, at, d, get));
-        cu_store(slot<T>(kv, pos, true, g) + d, v[i]);
+        cu_store(cu_page_key<T>(kv, pos, false, g) + d, rotated(p.to.rope, at, d, get));
+        cu_store(cu_page_key<T>(kv, pos, true, g) + d, v[i]);
     }
 }
 
@@ -103,8 +92,8 @@ static __global__ void load(struct cu_kv kv, const __grid_constant__ struct cu_p
         const size_t d = i % kv.K, head = size_t(g) * kv.K;
         const auto get = [&](size_t j) { return cu_stored(kr, t, head + j, kv.K); };
         const float key = s.rot0 >= 0 ? rotated(p, s.rot0 + int32_t(row), d, get) : get(d);
-        cu_store(slot<T>(kv, pos, false, g) + d, key);
-        cu_store(slot<T>(kv, pos, true, g) + d, cu_stored(vr, t, i, kv.K));
+        cu_store(cu_page_key<T>(kv, pos, false, g) + d, key);
+        cu_store(cu_page_key<T>(kv, pos, true, g) + d, cu_stored(vr, t, i, kv.K));
     }
 }
 
@@ -168,7 +157,8 @@ static __device__ __forceinline__ void put_halves(const struct cu_kv &kv, int32_
                                                   struct halves &x)
 {
     const unsigned half = kv.K / 2;
-    T *const to_k = slot<T>(kv, pos, false, g) + d, *const to_v = slot<T>(kv, pos, true, g) + d;
+    T *const to_k = cu_page_key<T>(kv, size_t(pos), false, g) + d;
+    T *const to_v = cu_page_key<T>(kv, size_t(pos), true, g) + d;
     CU_UNROLL
     for (unsigned j = 0; p.n_rot && j < EIGHT; j += 4) {
         cu_four a, b;
@@ -230,8 +220,156 @@ static dim3 wide_blocks(const struct cu_kv *kv, size_t rows, unsigned pieces)
     return dim3(cu_blocks(rows * kv->G * (kv->K / (2 * EIGHT)), WIDE_THREADS), pieces);
 }
 
+/* ---- into pages of 8 bits: a head by a warp ---- */
+
+enum { Q8_WARPS = 4 };
+
+struct one_head { /* of K or V of a row */
+    size_t row;
+    unsigned g;
+    bool v;
+};
+static __device__ __forceinline__ struct one_head warps_head(unsigned G)
+{
+    const size_t nth = size_t(blockIdx.x) * Q8_WARPS + threadIdx.x / CU_WARP;
+    const unsigned in_row = unsigned(nth % (2 * G));
+    return {nth / (2 * G), in_row % G, in_row >= G};
+}
+
+struct values_from { /* a row of stored heads, or of f32 */
+    const void *row;
+    enum cu_type t;
+};
+
+struct codes_to { /* a key's place in a head of a page */
+    uint16_t *at;
+    uint8_t *code;
+    size_t K;
+    bool wide;
+
+    __device__ __forceinline__ void top(uint16_t h) const
+    {
+        *at = h;
+    }
+    __device__ __forceinline__ void four(size_t i, const uint8_t (&x)[4]) const
+    {
+        cu_put_four<uint8_t, uint32_t>(code, i, K, wide, x);
+    }
+};
+
+static __device__ __forceinline__ struct codes_to place_of(const struct cu_kv &kv, int32_t pos,
+                                                           const struct one_head &h, bool wide)
+{
+    return {cu_page_top(kv, size_t(pos), h.v, h.g),
+            reinterpret_cast<uint8_t *>(cu_page_key<struct cu_q8>(kv, size_t(pos), h.v, h.g)), kv.K,
+            wide};
+}
+
+/* Its values, K rotated to the table's row `at`, wait in shared memory, as they are read twice. */
+static __device__ __forceinline__ void encode_head(const struct values_from &x,
+                                                   const struct one_head &h,
+                                                   const struct codes_to &to,
+                                                   const struct kn_rope &p, int32_t at, int *fault)
+{
+    KN_DYNAMIC_SHARED(float, all);
+    float *const mine = all + threadIdx.x / CU_WARP * to.K;
+    const size_t first = size_t(h.g) * to.K;
+    const auto get = [&](size_t d) { return cu_stored(x.row, x.t, first + d, to.K); };
+    for (size_t d = threadIdx.x % CU_WARP; d < to.K; d += CU_WARP)
+        mine[d] = h.v ? get(d) : rotated(p, at, d, get);
+    __syncwarp();
+    const bool whole = to.K % 4 == 0;
+    const auto four = [&](size_t i) { return cu_four_at(mine, i, to.K, whole); };
+    if (!cu_encode_q8(to.K, four, to)) *fault = CU_BAD_VALUE;
+}
+
+/* wide: pages suit fours. */
+static __global__ void __launch_bounds__(Q8_WARPS *CU_WARP)
+    put_q8(struct cu_kv kv, const __grid_constant__ struct cu_put p, bool wide, int *fault)
+{
+    const struct one_head h = warps_head(kv.G);
+    if (h.row >= p.m || !has_place(kv, p, h.row, fault)) return;
+    const struct values_from x = {h.v ? p.v + h.row * p.ldv : p.k + h.row * p.ldk, CU_F32};
+    encode_head(x, h, place_of(kv, p.pos[h.row], h, wide), p.to.rope,
+                p.to.rope.n_rot ? p.to.pos[h.row] : 0, fault);
+}
+
+/* A stored head as it is. */
+static __device__ __forceinline__ void copy_codes(const uint8_t *head, const struct codes_to &to)
+{
+    const unsigned lane = threadIdx.x % CU_WARP;
+    if (lane == 0) to.top(uint16_t(head[0] | head[1] << 8));
+    for (size_t i = size_t(lane) * 4; i < to.K; i += CU_WARP * 4) {
+        uint8_t code[4] = {0, 0, 0, 0};
+        for (unsigned j = 0; j < 4 && i + j < to.K; j++)
+            code[j] = head[2 + i + j];
+        to.four(i, code);
+    }
+}
+
+/* What is stored in 8 bits and not rotated stays what it is. */
+static __global__ void __launch_bounds__(Q8_WARPS *CU_WARP)
+    load_q8(struct cu_kv kv, const __grid_constant__ struct cu_pieces all, struct kn_rope p,
+            bool wide, int *fault)
+{
+    const struct kn_stored &s = all.piece[blockIdx.y];
+    const struct one_head h = warps_head(kv.G);
+    if (h.row >= s.n) return;
+    const enum cu_type t = cu_type(s.t);
+    const char *row = static_cast<const char *>(h.v ? s.v : s.k);
+    row += h.row * cu_row_bytes(t, kv.G, kv.K);
+    const struct codes_to to = place_of(kv, s.pos0 + int32_t(h.row), h, wide);
+    if (s.rot0 < 0) p.n_rot = 0;
+    if (t == CU_Q8 && (h.v || p.n_rot == 0)) {
+        copy_codes(reinterpret_cast<const uint8_t *>(row) + cu_row_bytes(t, h.g, kv.K), to);
+        return;
+    }
+    encode_head({row, t}, h, to, p, s.rot0 + int32_t(h.row), fault);
+}
+
+static bool pages_suit_fours(const struct cu_kv *kv)
+{
+    return (bits(kv->base) | kv->page_bytes | kv->K) % 4 == 0;
+}
+
+static dim3 q8_blocks(const struct cu_kv *kv, size_t rows, unsigned pieces)
+{
+    return dim3(cu_blocks(rows * 2 * kv->G, Q8_WARPS), pieces);
+}
+
+static size_t q8_room(const struct cu_kv *kv)
+{
+    return Q8_WARPS * kv->K * sizeof(float);
+}
+
+size_t cu_page_bytes(const struct cu *c, unsigned G, unsigned K)
+{
+    return 2 * G *
+           (c->pages == CU_Q8     ? cu_page_head_bytes<struct cu_q8>(K)
+            : c->pages == CU_BF16 ? cu_page_head_bytes<uint16_t>(K)
+                                  : cu_page_head_bytes<float>(K));
+}
+
+static int put_into_q8(struct cu *c, const struct cu_kv *kv, const struct cu_put *p)
+{
+    if (q8_room(kv) > 48 << 10) return -EINVAL;
+    KN_LAUNCH(put_q8, q8_blocks(kv, p->m, 1), dim3(Q8_WARPS * CU_WARP), q8_room(kv), c->stream, *kv,
+              *p, pages_suit_fours(kv), c->fault);
+    return cu_launched(c);
+}
+
+static int load_into_q8(struct cu *c, const struct cu_kv *kv, const struct kn_rope &p,
+                        const struct cu_pieces *s)
+{
+    if (q8_room(kv) > 48 << 10) return -EINVAL;
+    KN_LAUNCH(load_q8, q8_blocks(kv, s->most, s->n), dim3(Q8_WARPS * CU_WARP), q8_room(kv),
+              c->stream, *kv, *s, p, pages_suit_fours(kv), c->fault);
+    return cu_launched(c);
+}
+
 int cu_kv_put(struct cu *c, const struct cu_kv *kv, const struct cu_put *p)
 {
+    if (c->pages == CU_Q8) return put_into_q8(c, kv, p);
     const bool wide = suits_eights(kv, p->to.rope) && (p->ldk | p->ldv) % 4 == 0 &&
                       (bits(p->k) | bits(p->v)) % 16 == 0;
     const auto kernel = c->type == CU_BF16 ? (wide ? put_wide<uint16_t> : put<uint16_t>)
@@ -269,6 +407,7 @@ int cu_kv_load(struct cu *c, const struct cu_kv *kv, const struct kn_rope *rope,
                const struct cu_pieces *s)
 {
     const struct kn_rope none = {}, p = rope ? *rope : none;
+    if (c->pages == CU_Q8) return load_into_q8(c, kv, p, s);
     (c->type == CU_BF16 ? launch_load<uint16_t> : launch_load<float>)(c, kv, p, s);
     return cu_launched(c);
 }

@@ -4,9 +4,9 @@
  * All launches are queued on the device's stream and return at once: 0, or -EIO when the device is
  * lost (for ever), -EINVAL for what no kernel can do. Pointers are the device's unless they are
  * said to be the host's. Positions out of range are found by kernels, which write nothing there;
- * cu_sync() then says -EINVAL, once. Tensors in f32 but for pages, which are of the device's type
- * (CU_F32, CU_BF16), and the sides of products, which may be of 8 bits. Thread: one at a time per
- * device. */
+ * cu_sync() then says -EINVAL, once; of values that pages of 8 bits do not know, -ERANGE. Tensors
+ * in f32 but for pages, which are of the device's type (CU_F32, CU_BF16) or CU_Q8, and the sides of
+ * products, which may be of 8 bits. Thread: one at a time per device. */
 #ifndef KERNELS_CUDA_LAUNCH_H
 #define KERNELS_CUDA_LAUNCH_H
 
@@ -24,12 +24,16 @@ enum cu_type { /* stored KV's, and of sides of products alone */
                CU_FP8, /* e4m3 */
                CU_INT8
 };
+enum cu_fault { /* what a kernel met */
+                CU_BAD_POSITION = 1,
+                CU_BAD_VALUE /* that pages of 8 bits do not know */
+};
 struct cu;
 struct gpu_stream;
 
-/* Of a device that is there (cu_mem_open()). -ENODEV with a sentence. type: of pages, and of
- * products that are not of 8 bits. */
-int cu_open(int index, enum cu_type type, struct cu **ret, char *msg, size_t msg_size);
+/* Of a device that is there (cu_mem_open()). -ENODEV with a sentence. type: of products that are
+ * not of 8 bits, and of pages unless these are q8. */
+int cu_open(int index, enum cu_type type, bool q8, struct cu **ret, char *msg, size_t msg_size);
 void cu_close(struct cu *c);
 void cu_use(const struct cu *c);            /* before anything else that a thread asks of it */
 struct gpu_stream *cu_stream(struct cu *c); /* for mem.h */

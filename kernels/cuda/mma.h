@@ -1,7 +1,7 @@
 /* mma: the instructions of sm_80 and later that CUDA C++ has no words for: products of 16 x 8 x 16
  * bf16 on tensor cores with their operands from shared memory, and copies to shared memory that
- * nobody waits for yet. Each has a twin for the emulation with the same values in the same lanes,
- * chosen here alone, so that kernels around them are one source.
+ * nobody waits for yet; of single values, mma_values.h. Each has a twin for the emulation with the
+ * same values in the same lanes, chosen here alone, so that kernels around them are one source.
  *
  * Lanes, with r = lane / 4 and c = lane % 4: a[0…3] hold rows r, r+8, r, r+8 of A [16, 16], columns
  * 2c, 2c+1 (a[2], a[3]: 8 more); b[0], b[1] rows 2c, 2c+1 (8 more) of B [16, 8], column r; c[0…3]
@@ -10,7 +10,7 @@
 #ifndef KERNELS_CUDA_MMA_H
 #define KERNELS_CUDA_MMA_H
 
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/mma_values.h"
 
 #if defined(__CUDACC__)
 
@@ -49,11 +49,19 @@ static __device__ __forceinline__ void mma_load_turned(uint32_t (&m)[4], mma_add
                  : "memory");
 }
 
-/* 16 bytes of the device's memory to shared memory, zeros when they are not `there`. */
-static __device__ __forceinline__ void mma_copy16(mma_addr to, const void *from, bool there)
+/* What is in shared memory at a multiple of 4. */
+static __device__ __forceinline__ uint32_t mma_word(mma_addr at)
+{
+    uint32_t w;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(w) : "r"(at) : "memory");
+    return w;
+}
+
+/* The first n of 16 bytes of the device's memory to shared memory, zeros behind them. */
+static __device__ __forceinline__ void mma_copy_first(mma_addr to, const void *from, unsigned n)
 {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-                 "r"(there ? 16 : 0)
+                 "r"(n)
                  : "memory");
 }
 
@@ -67,29 +75,6 @@ static __device__ __forceinline__ void mma_copies_end()
 template <int N> static __device__ __forceinline__ void mma_copies_wait()
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-
-static __device__ __forceinline__ uint32_t mma_pack(float first, float second)
-{
-    uint32_t two;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(second), "f"(first));
-    return two;
-}
-
-/* An f16 as f32: exact. */
-static __device__ __forceinline__ float mma_f16(uint16_t h)
-{
-    float y;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(h));
-    return y;
-}
-
-/* 2^x to about two units in the last place; 0 for -INFINITY. */
-static __device__ __forceinline__ float mma_exp2(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
 }
 
 #else
@@ -161,9 +146,16 @@ static inline void mma_load_turned(uint32_t (&m)[4], mma_addr row)
     }
 }
 
-static inline void mma_copy16(mma_addr to, const void *from, bool there)
+static inline uint32_t mma_word(mma_addr at)
 {
-    hostcuda::copy_later(reinterpret_cast<void *>(to), from, there ? 16 : 0);
+    uint32_t w;
+    memcpy(&w, reinterpret_cast<const void *>(at), sizeof w);
+    return w;
+}
+
+static inline void mma_copy_first(mma_addr to, const void *from, unsigned n)
+{
+    hostcuda::copy_later(reinterpret_cast<void *>(to), from, n);
 }
 
 static inline void mma_copies_end()
@@ -176,20 +168,12 @@ template <int N> static inline void mma_copies_wait()
     hostcuda::copies_wait(N);
 }
 
-static inline uint32_t mma_pack(float first, float second)
-{
-    return cu_f32_bf16(first) | uint32_t(cu_f32_bf16(second)) << 16;
-}
-
-static inline float mma_f16(uint16_t h)
-{
-    return cu_f16_f32(h);
-}
-
-static inline float mma_exp2(float x)
-{
-    return exp2f(x);
-}
-
 #endif
+
+/* All of them, or zeros when they are not `there`. */
+static __device__ __forceinline__ void mma_copy16(mma_addr to, const void *from, bool there)
+{
+    mma_copy_first(to, from, there ? 16 : 0);
+}
+
 #endif

@@ -1,5 +1,5 @@
 /* Row operations: one block a row (of 32 threads where rows are short), fixed order of sums. */
-#include "kernels/cuda/operand.h"
+#include "kernels/cuda/pages.h"
 
 #include "base/rng.h"
 
@@ -156,7 +156,7 @@ static __global__ void embed(const void *w, enum cu_type t, size_t n_rows, const
 {
     const int32_t at = id[blockIdx.x];
     if (at < 0 || size_t(at) >= n_rows) {
-        *fault = 1;
+        *fault = CU_BAD_POSITION;
         return;
     }
     const char *row = static_cast<const char *>(w) + size_t(at) * r.n * (t == CU_F32 ? 4 : 2);
@@ -193,43 +193,35 @@ static __global__ void encode(struct cu_rows r, enum cu_type t, void *out, bool 
     }
 }
 
-/* One warp a head: f16 of the largest magnitude, rounded towards zero, then the steps. */
+struct record_head { /* of stored rows of KN_Q8 */
+    uint8_t *at;
+    size_t K;
+    bool wide; /* it begins at an even address, and has whole fours */
+
+    __device__ __forceinline__ void top(uint16_t h) const
+    {
+        at[0] = uint8_t(h & 0xff), at[1] = uint8_t(h >> 8);
+    }
+    __device__ __forceinline__ void four(size_t i, const uint8_t (&code)[4]) const
+    {
+        if (wide) {
+            uint16_t *two = reinterpret_cast<uint16_t *>(at + 2 + i);
+            two[0] = uint16_t(code[0] | code[1] << 8), two[1] = uint16_t(code[2] | code[3] << 8);
+            return;
+        }
+        for (unsigned j = 0; j < 4 && i + j < K; j++)
+            at[2 + i + j] = code[j];
+    }
+};
+
+/* One warp a head. */
 static __global__ void encode_q8(struct cu_rows r, size_t K, uint8_t *out, bool wide, int *bad)
 {
     const size_t heads = r.n / K, row = blockIdx.x / heads, head = blockIdx.x % heads;
     const float *x = r.x + row * r.ldx + head * K;
-    uint8_t *to = out + size_t(blockIdx.x) * (K + 2);
-    float top = 0;
-    bool odd = false;
-    for (size_t i = size_t(threadIdx.x) * 4; i < K; i += CU_WARP * 4) {
-        const cu_four q = cu_four_at(x, i, K, wide);
-        for (unsigned j = 0; j < 4; j++) {
-            odd = odd || !(fabsf(q.v[j]) < 65520.0f);
-            top = fmaxf(top, fabsf(q.v[j]));
-        }
-    }
-    if (__ballot_sync(CU_ALL, odd)) {
-        *bad = 1;
-        return;
-    }
-    top = cu_warp_max(top);
-    uint16_t h = cu_f32_f16(top);
-    if (cu_f16_f32(h) > top) h--;
-    const float step = cu_f16_f32(h), inv = step > 0 ? 127.0f / step : 0.0f;
-    if (threadIdx.x == 0) to[0] = uint8_t(h & 0xff), to[1] = uint8_t(h >> 8);
-    for (size_t i = size_t(threadIdx.x) * 4; i < K; i += CU_WARP * 4) {
-        const cu_four q = cu_four_at(x, i, K, wide);
-        uint8_t b[4];
-        for (unsigned j = 0; j < 4; j++)
-            b[j] = uint8_t(int8_t(rintf(fmaxf(fminf(q.v[j] * inv, 127.0f), -127.0f))));
-        if (wide) { /* a head begins at an even address */
-            uint16_t *two = reinterpret_cast<uint16_t *>(to + 2 + i);
-            two[0] = uint16_t(b[0] | b[1] << 8), two[1] = uint16_t(b[2] | b[3] << 8);
-            continue;
-        }
-        for (unsigned j = 0; j < 4 && i + j < K; j++)
-            to[2 + i + j] = b[j];
-    }
+    const struct record_head to = {out + size_t(blockIdx.x) * (K + 2), K, wide};
+    const auto four = [&](size_t i) { return cu_four_at(x, i, K, wide); };
+    if (!cu_encode_q8(K, four, to)) *bad = 1;
 }
 
 int cu_encode(struct cu *c, const struct cu_rows *r, size_t K, enum cu_type t, void *out, int *bad)

@@ -46,7 +46,9 @@ int cu_topk(struct cu *c, const float *score, const int32_t *idx, size_t n, size
 int cu_rope(struct cu *c, const struct kn_rope *p, float *x, size_t ldx, size_t m, size_t heads,
             const int32_t *pos);
 
-struct cu_kv { /* of one layer; page p: K [G, P, K], then V [G, P, K] */
+/* Of a layer of a page, bytes. */
+size_t cu_page_bytes(const struct cu *c, unsigned G, unsigned K);
+struct cu_kv { /* of one layer; what a page has of it: pages.h */
     char *base;
     size_t page_bytes;
     const int32_t *pages;

@@ -40,7 +40,7 @@ static const char *built_for(char *ret, size_t size)
     return ret;
 }
 
-int cu_open(int index, enum cu_type type, struct cu **ret, char *msg, size_t msg_size)
+int cu_open(int index, enum cu_type type, bool q8, struct cu **ret, char *msg, size_t msg_size)
 {
     char archs[64];
     cudaDeviceProp p;
@@ -48,6 +48,7 @@ int cu_open(int index, enum cu_type type, struct cu **ret, char *msg, size_t msg
     if (!c) return -ENOMEM;
     c->index = index;
     c->type = type;
+    c->pages = q8 ? CU_Q8 : type;
     cu_use(c);
     cudaError_t e = cudaGetDeviceProperties(&p, index);
     if (e == cudaSuccess) e = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking);
@@ -151,8 +152,9 @@ int cu_sync(struct cu *c)
     if (c->lost) return -EIO;
     int r = cu_failed(c, cudaStreamSynchronize(c->stream));
     if (r == 0 && *c->fault) {
+        const bool value = *c->fault == CU_BAD_VALUE;
         *c->fault = 0;
-        return -EINVAL;
+        return value ? -ERANGE : -EINVAL;
     }
     return r;
 }

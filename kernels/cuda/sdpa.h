@@ -42,6 +42,7 @@ int sdpa_run(struct sdpa *s, const struct cu_attn *a, size_t n_keys, void *room)
 
 struct sdpa_tuning {
     struct sdpa_shape shape;
+    bool q8;               /* pages: in 8 bits */
     size_t keys_max;       /* of a sequence; 0: our own kernel does it all */
     const char *cache_dir; /* of what was timed; NULL: nothing is remembered */
 };

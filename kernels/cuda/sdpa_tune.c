@@ -111,18 +111,18 @@ static int place_rows(struct field *f, size_t n_pages)
 static int field_init(struct field *f, struct cu *c, const struct sdpa *s,
                       const struct sdpa_shape *h, size_t keys)
 {
-    const size_t page_values = (size_t)2 * h->G * PAGE * h->K, HK = (size_t)h->H * h->K;
+    const size_t layer = cu_page_bytes(c, h->G, h->K), HK = (size_t)h->H * h->K;
     const size_t n_keys = keys - keys / 8 - 5, n_pages = (n_keys + PAGE - 1) / PAGE;
     int r = 0;
     *f = (struct field){.c = c, .n_keys = n_keys, .row_bytes = HK * 2, .rows = keys};
-    f->a = (struct cu_attn){
-        .ldq = HK,
-        .m = n_keys - keys / 16 - 3,
-        .H = h->H,
-        .scale = 1 / sqrtf((float)h->K),
-        .ldo = HK,
-        .type = CU_BF16,
-        .kv = {.page_bytes = 2 * page_values * 2, .n_pages = n_pages, .G = h->G, .K = h->K}};
+    f->a =
+        (struct cu_attn){.ldq = HK,
+                         .m = n_keys - keys / 16 - 3,
+                         .H = h->H,
+                         .scale = 1 / sqrtf((float)h->K),
+                         .ldo = HK,
+                         .type = CU_BF16,
+                         .kv = {.page_bytes = 2 * layer, .n_pages = n_pages, .G = h->G, .K = h->K}};
     f->pages = room_of(f, n_pages * f->a.kv.page_bytes, &r);
     f->numbers = room_of(f, (n_pages + f->a.m) * sizeof(int32_t), &r);
     f->q = room_of(f, f->a.m * HK * sizeof(float), &r);
@@ -132,11 +132,12 @@ static int field_init(struct field *f, struct cu *c, const struct sdpa *s,
     if (r < 0) return r;
     f->a.q = f->q;
     f->a.pos = (int32_t *)f->numbers + n_pages;
-    f->a.kv.base = (char *)f->pages + page_values * 2; /* the second of two layers */
+    f->a.kv.base = (char *)f->pages + layer; /* the second of two layers */
     f->a.kv.pages = f->numbers;
     const size_t floats = cu_attn_parts(c, &f->a);
     if (floats) f->parts = room_of(f, floats * sizeof(float), &r);
     if (r == 0) r = cu_noise(c, CU_F32, f->q, f->a.m * HK);
+    /* As f16 these are numbers between -2 and 2, as bytes any: pages of 8 bits, too. */
     if (r == 0) r = cu_noise(c, CU_BF16, f->pages, n_pages * f->a.kv.page_bytes / 2);
     for (int i = 0; r == 0 && i < 2; i++)
         r = cu_noise(c, CU_BF16, f->out[i], f->rows * HK);
@@ -289,8 +290,8 @@ int sdpa_tune(struct cu *c, const struct sdpa_tuning *t, struct sdpa **ret, char
     if (r == -ENOTSUP && k.forced) snprintf(why, why_size, "no cuDNN of version 9.10.2 or later");
     if (r < 0) return r == -ENOTSUP ? 0 : r;
     cu_versions(c, versions, sizeof versions);
-    snprintf(key, sizeof key, "v%d %s %s heads %u %u %u", VERSION, versions, sdpa_name(k.s),
-             t->shape.H, t->shape.G, t->shape.K);
+    snprintf(key, sizeof key, "v%d %s %s heads %u %u %u%s", VERSION, versions, sdpa_name(k.s),
+             t->shape.H, t->shape.G, t->shape.K, t->q8 ? " pages q8" : "");
     const struct keyfile file = {t->cache_dir, "attention", key};
     (void)keyfile_read(&file, take_timing, &k.timings);
     r = try_all(&k);

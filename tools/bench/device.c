@@ -103,7 +103,7 @@ int bench_take_pages(struct bench_device *b, size_t n, size_t n_seqs, struct kn_
 size_t bench_operand_bytes(const struct bench_device *b)
 {
     if (b->weights == KN_WEIGHTS_FP8 || b->weights == KN_WEIGHTS_INT8) return 1;
-    return kn_info(b->dev)->is_host ? sizeof(float) : kn_info(b->dev)->kv_value_bytes;
+    return kn_info(b->dev)->is_host || strcmp(kn_info(b->dev)->gemm, "cublaslt-f32") == 0 ? 4 : 2;
 }
 
 /* ---- time ---- */

@@ -17,7 +17,7 @@ static const struct opt_def shared[] = {
     {"weights", OPT_ENUM, "auto", 0, 0, "auto|bf16|fp8|int8|file",
      "of the layers; auto: as the arithmetic; fp8: on a GPU; file: a GPU keeps the file's codes"},
     {"kv-pages-dtype", OPT_ENUM, "auto", 0, 0, "auto|q8",
-     "KV of running sequences; auto: as the arithmetic; q8: on the CPU"},
+     "KV of running sequences; auto: as the arithmetic"},
     {"kv-dtype", OPT_ENUM, "auto", 0, 0, "auto|f32|f16|bf16|q8",
      "stored KV; auto: f32 for F32 files, else f16"},
     {"device", OPT_STR, "cpu", 0, 0, NULL, "what computes: cpu, cuda, cuda:N"},

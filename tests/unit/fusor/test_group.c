@@ -348,7 +348,6 @@ TEST(what_ranks_cannot_share_is_refused)
          {.F = 96, .q4 = true},
          -ENOTSUP,
          "96 columns are not 32 for each"},
-        {{"hostcuda:0+1", .kv_q8 = true}, {.L = 2}, -ENOTSUP, "8 bits are the CPU's"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct err err = {0};

@@ -17,6 +17,11 @@ const char *kern_device(void)
     return name && *name ? name : NULL;
 }
 
+bool kern_kv_q8(void)
+{
+    return getenv("KVBLEND_TEST_KV_Q8") != NULL;
+}
+
 /* The device that the tests' own memory is from: any device of the kind may use it. */
 static struct kn_dev *home(void)
 {
@@ -63,9 +68,9 @@ int kern_done(struct kn_stream *st, int r)
 #define free(p) kern_free(p)
 
 /* The own GEMMs' names stand for arithmetics elsewhere. */
-static struct kn_dev *other_dev(const char *gemm)
+static struct kn_dev *other_dev(const char *gemm, bool kv_q8)
 {
-    struct kn_dev_opts o = {.device = kern_device(), .arith = KN_ARITH_F32};
+    struct kn_dev_opts o = {.device = kern_device(), .arith = KN_ARITH_F32, .kv_q8 = kv_q8};
     struct kn_dev *d = NULL;
     struct err e = {0};
     if (gemm && strcmp(gemm, "own-bf16") == 0)
@@ -78,7 +83,7 @@ static struct kn_dev *other_dev(const char *gemm)
 
 static struct kn_dev *own_dev(unsigned i, unsigned n_threads, const char *gemm, bool kv_q8)
 {
-    if (kern_device()) return i == 0 || (i == 2 && gemm) ? other_dev(gemm) : NULL;
+    if (kern_device()) return i == 0 || (i == 2 && gemm) ? other_dev(gemm, kv_q8) : NULL;
     if (i >= KERN_ISAS) return NULL;
     if (i == KERN_ISAS - 1 && (!gemm || strcmp(gemm, "own-f32") == 0)) return NULL;
     struct kn_dev_opts o = {.n_threads = n_threads, .isa = isas[i], .gemm = gemm, .kv_q8 = kv_q8};
@@ -99,8 +104,9 @@ struct kn_dev *kern_dev(unsigned i, unsigned n_threads, const char *gemm)
 struct kn_dev *kern_dev_of_pages(unsigned i, unsigned n_threads)
 {
     const bool q8 = i >= KERN_PAGES;
-    if (kern_device()) return i < KERN_PAGES_BF16 ? kern_dev(i, n_threads, NULL) : NULL;
     if (q8) i -= KERN_PAGES;
+    if (kern_device() && i == KERN_PAGES_BF16) return q8 ? other_dev("own-bf16", true) : NULL;
+    if (kern_device()) return i == 0 ? other_dev(NULL, q8) : NULL;
     return i < KERN_PAGES_BF16 ? own_dev(i, n_threads, NULL, q8)
                                : own_dev(i - 1, n_threads, "own-bf16", q8);
 }

@@ -20,7 +20,8 @@ struct kern_shape {
 enum { KERN_ISAS = 4 };
 struct kn_dev *kern_dev(unsigned i, unsigned n_threads, const char *gemm);
 /* The same by what pages hold: f32 of every instruction set, then bf16, with and without tiles;
- * from KERN_PAGES on 8 bits beside the same arithmetics. */
+ * from KERN_PAGES on 8 bits beside the same arithmetics. Of KVBLEND_TEST_DEVICE: the first of f32,
+ * and of 8 bits beside either. */
 enum {
     KERN_PAGES_BF16 = KERN_ISAS - 1,
     KERN_PAGES = KERN_ISAS + 1,
@@ -29,6 +30,7 @@ enum {
 struct kn_dev *kern_dev_of_pages(unsigned i, unsigned n_threads);
 /* With KVBLEND_TEST_DEVICE in the environment number 0 is that device, and there is no other. */
 const char *kern_device(void); /* NULL: the CPU */
+bool kern_kv_q8(void);         /* KVBLEND_TEST_KV_Q8: that device's pages are in 8 bits */
 /* What operations touch and the tests as well; malloc() and free() of the tests are these. */
 void *kern_alloc(size_t bytes);
 void kern_free(void *p);

@@ -9,7 +9,10 @@ static __device__ __forceinline__ void copy(const struct mma_given &in, char *mi
                                             struct mma_got *out)
 {
     for (unsigned i = 0; i < 3; i++) {
-        mma_copy16(mma_address(mine + 16 * i), in.from[i], i != 1 || in.there);
+        if (i == 2)
+            mma_copy_first(mma_address(mine + 16 * i), in.from[i], in.first);
+        else
+            mma_copy16(mma_address(mine + 16 * i), in.from[i], i != 1 || in.there);
         mma_copies_end();
     }
     mma_copies_wait<2>();
@@ -41,6 +44,10 @@ static __global__ void lanes(struct mma_warp *w)
     out.pair = mma_pack(in.pair[0], in.pair[1]);
     for (unsigned i = 0; i < 2; i++)
         out.power[i] = mma_exp2(in.power[i]);
+    const struct mma_codes codes = mma_from_codes(in.codes);
+    out.even = codes.even, out.odd = codes.odd;
+    out.half = mma_f16(uint16_t(in.half));
+    out.word = mma_word(mma_address(shared + in.row * 16 + in.word * 4));
     w->got[lane] = out;
 }
 

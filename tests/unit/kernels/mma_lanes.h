@@ -17,6 +17,10 @@ struct mma_given {                /* a multiple of 16 bytes: copies start at suc
     uint32_t there;               /* 0: instead of the second 16 there are none */
     float c[4];
     float pair[2], power[2];
+    uint32_t codes; /* four int8 */
+    uint32_t half;  /* an f16 */
+    uint32_t first; /* so many bytes of the third 16 are copied */
+    uint32_t word;  /* of `row` a word of shared memory */
 };
 
 struct mma_got {
@@ -25,6 +29,9 @@ struct mma_got {
     uint32_t copied[MMA_COPIES][4]; /* as soon as they may be looked at */
     uint32_t pair;                  /* two bf16 */
     float power[2];                 /* 2^power */
+    uint32_t even, odd;             /* of codes, two bf16 each */
+    float half;
+    uint32_t word;
 };
 
 struct mma_warp {

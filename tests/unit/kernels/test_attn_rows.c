@@ -100,7 +100,7 @@ static void seq_init(struct seq *s, struct kern_shape sh, struct arith ar, size_
     for (size_t i = 0; i < m * HK;
          i++) { /* odd sizes are no matter of tensor cores, but of tiles */
         const float x = s->q[i] * (scale_of(sh) * 1.44269504088896341f);
-        s->seen[i] = ar.bf16 && (sh.K % 8 == 0 || !kern_device()) ? rounded(x) : x;
+        s->seen[i] = ar.bf16 && (sh.K % (ar.q8 ? 16 : 8) == 0 || !kern_device()) ? rounded(x) : x;
     }
     for (size_t i = 0; i < m; i++)
         s->pos[i] = (int32_t)(i + 1 == m ? n_keys - 1 : test_rand(&seed) % n_keys);
@@ -173,13 +173,18 @@ static int mass_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
     return kn_attn_mass(st, &a, j->mass, j->key0, j->n_mass);
 }
 
-/* The arithmetics of the device under test, in turns; the CPU's instruction sets count as such. */
+/* The arithmetics of the device under test, in turns; the CPU's instruction sets count as such, and
+ * pages of 8 bits beside each. */
 static struct kn_dev *next_dev(unsigned *i, struct arith *ret)
 {
     struct kn_dev *d = NULL;
     if (kern_device()) {
-        *ret = (struct arith){*i == 1, false};
-        return *i < 2 ? kern_dev(2, 1, (*i)++ ? "own-bf16" : "own-f32") : NULL;
+        *ret = (struct arith){*i == 1, kern_kv_q8()};
+        if (*i == 2) return NULL;
+        const unsigned of = (*i)++ ? KERN_PAGES + KERN_PAGES_BF16 : KERN_PAGES;
+        d = ret->q8 ? kern_dev_of_pages(of, 1) : kern_dev(2, 1, ret->bf16 ? "own-bf16" : "own-f32");
+        ASSERT_EQ(kn_info(d)->kv == KN_Q8, ret->q8);
+        return d;
     }
     while (!d && *i < KERN_PAGES_ALL)
         d = kern_dev_of_pages((*i)++, 2);

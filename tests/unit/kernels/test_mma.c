@@ -130,13 +130,58 @@ TEST(copies_arrive_with_their_group)
     for (unsigned l = 0; l < MMA_LANES; l++) {
         w.given[l].row = l;
         w.given[l].there = l % 3 == 0;
+        w.given[l].first = l % 17;
         for (unsigned i = 0; i < MMA_COPIES * 4; i++)
             w.given[l].from[i / 4][i % 4] = 1 + (l << 8 | i);
     }
     run(&w);
-    for (unsigned l = 0; l < MMA_LANES; l++)
-        for (unsigned i = 0; i < MMA_COPIES * 4; i++)
-            ASSERT_EQ(w.got[l].copied[i / 4][i % 4], i / 4 == 1 && l % 3 ? 0 : 1 + (l << 8 | i));
+    for (unsigned l = 0; l < MMA_LANES; l++) {
+        memset((char *)w.given[l].from[2] + l % 17, 0, 16 - l % 17);
+        if (l % 3) memset(w.given[l].from[1], 0, 16);
+        ASSERT_MEMEQ(w.got[l].copied, w.given[l].from, sizeof w.got[l].copied);
+    }
+}
+
+/* Every int8 as bf16, in words of the bytes with even numbers and with odd ones; halves; a word of
+ * another lane's row. */
+TEST(codes_become_whole_numbers)
+{
+    static const struct {
+        uint16_t from;
+        float to;
+    } halves[] = {{0, 0},
+                  {0x3c00, 1},
+                  {0xbc00, -1},
+                  {0x7bff, 65504},
+                  {0x0001, 0x1p-24f},
+                  {0x8001, -0x1p-24f},
+                  {0x03ff, 1023 * 0x1p-24f},
+                  {0x0400, 0x1p-14f}};
+    enum { HALVES = sizeof halves / sizeof *halves };
+    for (unsigned round = 0; round < 8; round++) {
+        struct mma_warp w = {0};
+        for (unsigned l = 0; l < MMA_LANES; l++) {
+            struct mma_given *g = &w.given[l];
+            g->row = (l + 8) % MMA_LANES;
+            g->word = round % 4;
+            g->half = halves[l % HALVES].from;
+            for (unsigned i = 0; i < 4; i++)
+                g->codes |= (round * MMA_LANES + l + 64 * i) % 256 << 8 * i;
+            for (unsigned x = 0; x < 8; x++)
+                w.row[l][x] = (uint16_t)(l << 8 | x);
+        }
+        run(&w);
+        for (unsigned l = 0; l < MMA_LANES; l++) {
+            const struct mma_got *g = &w.got[l];
+            uint16_t code[4];
+            for (unsigned i = 0; i < 4; i++)
+                code[i] = bf16((float)(int8_t)(w.given[l].codes >> 8 * i));
+            ASSERT_EQ(g->even, (uint32_t)code[2] << 16 | code[0]);
+            ASSERT_EQ(g->odd, (uint32_t)code[3] << 16 | code[1]);
+            ASSERT_EQ(g->half, halves[l % HALVES].to);
+            ASSERT_MEMEQ(&g->word, &w.row[w.given[l].row][round % 4 * 2], 4);
+        }
+    }
 }
 
 /* Bits of an f32 and of the bf16 that it is rounded to: ties to even, up into the next power and
