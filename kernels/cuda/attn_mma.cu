@@ -19,7 +19,9 @@
  * and for V its probabilities before they are rounded, but not where these are summed up. A product
  * does not mind in which order it gets the dimensions, so a lane uses the bytes that it is given:
  * of 16 dimensions of K lane / 4's four, and of V's two keys and two dimensions from each matrix of
- * 16-bit units, so that products of even and of odd dimensions take turns. */
+ * 16-bit units, so that products of even and of odd dimensions take turns. Blocks of several warps,
+ * which would do this as often as they have warps, decode a tile to shared memory first, each warp
+ * a part of it, of each 16 dimensions the even ones in front of the odd: the same products. */
 #include "kernels/cuda/attn.h"
 #include "kernels/cuda/pages.h"
 
@@ -50,6 +52,10 @@ template <unsigned KP, bool Q8> struct at_tile { /* in shared memory */
         BUFFER = TOPS + (Q8 ? 128 : 0) /* room for 64 of them */
     };
     enum : unsigned { POWER = PIECES & -PIECES, SWIZZLE = POWER > 8 ? 8 : POWER };
+};
+
+struct alignas(16) at_words { /* a piece */
+    uint32_t w[4];
 };
 
 /* 16 entries of a warp; a lane has entries lane / 4 and 8 more. */
@@ -92,6 +98,8 @@ template <unsigned KP, bool Q8, unsigned WARPS> struct at_block {
         SHARES = KP > 128 && (WARPS == 1 || Q8) ? 2 : 1,
         OF = KP / SHARES, /* values of V */
         THREADS = SHARES * WARPS * CU_WARP,
+        DECODES = Q8 && WARPS > 1, /* to shared memory */
+        ROOM = AT_RING * at_tile<KP, Q8>::BUFFER + DECODES * at_tile<KP, false>::BUFFER,
         BLOCKS = SHARES > 1 || WARPS == 1 ? 1
                  : KP > 64                ? 2
                                           : 3 /* on a multiprocessor, at least */
@@ -302,22 +310,48 @@ static __device__ __forceinline__ void at_scale(mma_addr tile, unsigned lane, fl
     }
 }
 
-/* s[n]: the rows against keys 8n… of the tile, in powers of two; what a row does not see -inf. */
-template <unsigned KP, bool Q8>
+/* A tile of codes to one of bf16, by all threads: it is there when this returns. */
+template <unsigned KP, unsigned THREADS>
+static __device__ __forceinline__ void at_decode(const char *tile, char *plain)
+{
+    typedef at_tile<KP, true> From;
+    typedef at_tile<KP, false> To;
+    static_assert(From::KEYS * From::PIECES % THREADS == 0, "each thread has as many");
+    CU_UNROLL
+    for (unsigned i = 0; i < From::KEYS * From::PIECES / THREADS; i++) {
+        const unsigned nth = i * THREADS + threadIdx.x;
+        const unsigned row = nth / From::PIECES, c = nth % From::PIECES;
+        const auto *const from = reinterpret_cast<const struct at_words *>(tile + row * From::ROW);
+        auto *const to = reinterpret_cast<struct at_words *>(plain + row * To::ROW);
+        const struct at_words codes = from[c ^ at_swizzled<From>(row)];
+        struct at_words even, odd;
+        CU_UNROLL
+        for (unsigned j = 0; j < 4; j++) {
+            const struct mma_codes x = mma_from_codes(codes.w[j]);
+            even.w[j] = x.even, odd.w[j] = x.odd;
+        }
+        to[(2 * c) ^ at_swizzled<To>(row)] = even;
+        to[(2 * c + 1) ^ at_swizzled<To>(row)] = odd;
+    }
+    __syncthreads();
+}
+
+/* s[n]: the rows against keys 8n… of the tile, in powers of two; what a row does not see -inf.
+ * values: the tile itself, or what it was DECODED to. */
+template <unsigned KP, bool Q8, bool DECODED>
 static __device__ __forceinline__ void
-at_scores(const struct cu_attn &a, const struct at_rows<KP> &w, mma_addr k, unsigned key0,
-          unsigned lane, float (&s)[at_dims<KP>::KEYS / 8][4])
+at_scores(const struct cu_attn &a, const struct at_rows<KP> &w, mma_addr k, mma_addr values,
+          unsigned key0, unsigned lane, float (&s)[at_dims<KP>::KEYS / 8][4])
 {
     typedef at_dims<KP> D;
     CU_UNROLL
     for (unsigned n = 0; n < D::KEYS / 8; n++)
         s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0;
-    if constexpr (Q8) {
-        at_multiply_q8<KP>(w, k, lane, s);
-        at_scale<at_tile<KP, true>>(k, lane, s);
-    } else {
-        at_multiply<KP>(w, k, lane, s);
-    }
+    if constexpr (Q8 && !DECODED)
+        at_multiply_q8<KP>(w, values, lane, s);
+    else
+        at_multiply<KP>(w, values, lane, s);
+    if constexpr (Q8) at_scale<at_tile<KP, true>>(k, lane, s);
     if (a.cap > 0) {
         CU_UNROLL
         for (unsigned n = 0; n < D::KEYS / 8; n++) {
@@ -369,15 +403,15 @@ static __device__ __forceinline__ void at_softmax(float (&s)[at_dims<KP>::KEYS /
     }
 }
 
-/* part: bytes from a row's first value to the warp's part. */
-template <unsigned KP, bool Q8, class Sums>
+/* values: as above, at the first of the warp's part. */
+template <unsigned KP, bool Q8, bool DECODED, class Sums>
 static __device__ __forceinline__ void at_weigh(float (&p)[at_dims<KP>::KEYS / 8][4], mma_addr v,
-                                                unsigned part, unsigned lane, Sums &o)
+                                                mma_addr values, unsigned lane, Sums &o)
 {
-    typedef at_tile<KP, Q8> D;
+    typedef at_tile<KP, Q8 && !DECODED> D;
     const unsigned row = lane % 16;
-    const mma_addr at = v + part + row * D::ROW + (lane / 16 ^ at_swizzled<D>(lane % 8)) * 16;
-    if constexpr (Q8) at_scale<D>(v, lane, p);
+    const mma_addr at = values + row * D::ROW + (lane / 16 ^ at_swizzled<D>(lane % 8)) * 16;
+    if constexpr (Q8) at_scale<at_tile<KP, true>>(v, lane, p);
     CU_UNROLL
     for (unsigned n = 0; n < D::KEYS / 16; n++) {
         const uint32_t a[4] = {
@@ -387,7 +421,7 @@ static __device__ __forceinline__ void at_weigh(float (&p)[at_dims<KP>::KEYS / 8
         for (unsigned d = 0; d < D::ROW / 32 * Sums::N * 8 / KP; d++) {
             uint32_t b[4];
             mma_load_turned(b, at_step<D, 2>(at, d) + n * 16 * D::ROW);
-            if constexpr (Q8) {
+            if constexpr (D::VALUE == 1) {
                 CU_UNROLL
                 for (unsigned i = 0; i < 2; i++) { /* 16 dimensions each */
                     const struct mma_codes x = mma_from_codes(b[2 * i]),
@@ -568,6 +602,19 @@ struct at_feed { /* tiles on their way: K, V, K, V… */
     }
 };
 
+/* Where a tile's values are as products read them. */
+template <unsigned KP, class Block>
+static __device__ __forceinline__ mma_addr at_values(char *buffers, mma_addr ring, mma_addr tile)
+{
+    if constexpr (!Block::DECODES) {
+        return tile;
+    } else {
+        const unsigned plain = AT_RING * at_tile<KP, true>::BUFFER;
+        at_decode<KP, Block::THREADS>(buffers + (tile - ring), buffers + plain);
+        return ring + plain;
+    }
+}
+
 template <unsigned KP, bool Q8, unsigned WARPS>
 static __global__ void __launch_bounds__(at_block<KP, Q8, WARPS>::THREADS,
                                          at_block<KP, Q8, WARPS>::BLOCKS)
@@ -611,13 +658,16 @@ static __global__ void __launch_bounds__(at_block<KP, Q8, WARPS>::THREADS,
                 w.last() >= int32_t(key) && at_reaches(a, w.first(), int32_t(key + D::KEYS - 1));
             float s[D::KEYS / 8][4];
             const mma_addr k = feed.take(a.kv, key + D::KEYS, false);
+            const mma_addr keys = at_values<KP, B>(buffers, feed.ring, k);
             if (seen) {
-                at_scores<KP, Q8>(a, w, k, key, lane, s);
+                at_scores<KP, Q8, B::DECODES>(a, w, k, keys, key, lane, s);
                 at_softmax<KP>(s, o);
             }
             const mma_addr v = feed.take(a.kv, key + D::KEYS, true);
-            const unsigned part = threadIdx.x / CU_WARP % B::SHARES * (B::OF * D::VALUE);
-            if (seen) at_weigh<KP, Q8>(s, v, part, lane, o);
+            const mma_addr values = at_values<KP, B>(buffers, feed.ring, v);
+            const unsigned part = threadIdx.x / CU_WARP % B::SHARES * B::OF;
+            const unsigned bytes = part * (Q8 && !B::DECODES ? 1 : 2);
+            if (seen) at_weigh<KP, Q8, B::DECODES>(s, v, values + bytes, lane, o);
             key += D::KEYS;
         } while (key < end && key % CU_KEYS_PART);
         at_close<KP, WARPS>(args, w, group, at_anew<WARPS>(g), at_anew<WARPS>(entry0),
@@ -683,16 +733,15 @@ static int launch_mma(struct cu *c, const struct cu_attn *a, bool whole)
     const dim3 grid(unsigned(at_tiles(a)) * a->kv.G, unsigned(at_sequences(a)),
                     whole ? 1 : a->n_parts);
     typedef at_block<KP, Q8, WARPS> B;
-    typedef at_tile<KP, Q8> D;
-    KN_LAUNCH((attend_mma<KP, Q8, WARPS>), grid, dim3(B::THREADS), AT_RING * D::BUFFER, c->stream,
-              *a, a->H / a->kv.G, whole, c->fault);
+    static_assert(B::ROOM <= 48 << 10, "what a block gets unasked");
+    KN_LAUNCH((attend_mma<KP, Q8, WARPS>), grid, dim3(B::THREADS), B::ROOM, c->stream, *a,
+              a->H / a->kv.G, whole, c->fault);
     return cu_launched(c);
 }
 
 template <unsigned KP, bool Q8>
 static int launch_dims(struct cu *c, const struct cu_attn *a, bool whole)
 {
-    static_assert(AT_RING * at_tile<KP, Q8>::BUFFER <= 48 << 10, "what a block gets unasked");
     return at_few(a) ? launch_mma<KP, Q8, 1>(c, a, whole)
                      : launch_mma<KP, Q8, AT_WIDE>(c, a, whole);
 }
@@ -730,7 +779,7 @@ at_add_mass(const struct cu_attn &a, unsigned group, unsigned g, unsigned entry0
         lse[i] =
             w.pos[i] < 0 ? 0.0f : a.lse[size_t(e / group) * a.H + g * group + e % group] * AT_LOG2E;
     }
-    at_scores<KP, Q8>(a, w, k, key0, threadIdx.x % CU_WARP, s);
+    at_scores<KP, Q8, false>(a, w, k, k, key0, threadIdx.x % CU_WARP, s);
     CU_UNROLL
     for (unsigned n = 0; n < at_dims<KP>::KEYS / 8; n++) {
         CU_UNROLL
