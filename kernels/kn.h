@@ -127,7 +127,8 @@ struct kn_info {
     const char *attn_warning; /* why it is not the library that is there, or NULL */
     enum kn_dtype kv;         /* what pages hold: f32, bf16 or Q8 */
     size_t kv_value_bytes;    /* of a value in a page; Q8: without its scale */
-    size_t wide_rows_max;     /* up to here kn_wide() is the better choice */
+    size_t wide_rows_max;     /* up to here kn_wide() is the better choice, */
+    size_t wide_rows_large;   /* and of weights that are large (millions of values) up to here */
     struct kn_gemm_rate rate[KN_RATES_MAX]; /* what the tuning measured */
     size_t n_rates;                         /* 0: it was not asked to */
 };

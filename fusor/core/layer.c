@@ -18,13 +18,19 @@ enum { SLOT_H, SLOT_KV, SLOT_Q, SLOT_ATT /* of one run */, SLOT_GU, SLOT_ACT, SL
 typedef int (*section_fn)(struct kn_dev *d, size_t n, const atomic_bool *cancel, kn_rows_fn fn,
                           void *arg);
 
+/* Chosen: two threads gain a sixth at 4096 * 14336 and lose up to a tenth at 576 * 1536. */
+enum { LARGE_WEIGHT = 1 << 23 };
+
 /* Few rows run as one block, whatever the section. */
 static int run_rows(const struct fus_phase *p, size_t n, section_fn section, kn_rows_fn fn,
                     void *arg)
 {
     struct kn_dev *d = p->core->dev;
+    const struct model_cfg *g = &p->core->cfg;
+    const bool large = (size_t)g->D * g->F >= LARGE_WEIGHT;
+    const size_t wide = large ? kn_info(d)->wide_rows_large : kn_info(d)->wide_rows_max;
     if (n == 0) return 0;
-    return (n <= kn_info(d)->wide_rows_max ? kn_wide : section)(d, n, p->cancel, fn, arg);
+    return (n <= wide ? kn_wide : section)(d, n, p->cancel, fn, arg);
 }
 
 /* [m, k] to [m, n]. */

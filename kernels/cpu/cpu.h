@@ -38,6 +38,7 @@ struct kn_gemm_job {
     const struct kn_coded *coded;
     bool as_f32;         /* coded: not rounded to bf16 on the way */
     void *block, *pairs; /* room for a block of them, unpacked: KN_GEMM_BLOCK bytes; for pairs.h */
+    bool paired;         /* they are there already, all rows at once */
     const void *columns; /* pairs.h: instead of a */
     const struct kn_int8 *int8;      /* in 8 bits, with: */
     const struct kn_int8_rows *rows; /* instead of a */

@@ -1,5 +1,6 @@
 /* The device: threads, kernels, scratch. */
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/pairs.h"
 #include "base/assert.h"
 #include "base/machine.h"
 #include "base/mem.h"
@@ -56,6 +57,10 @@ static void settle_info(struct kn_dev *d)
     d->head.info.gemm = d->int8 ? "own-int8" : kn_gemm_name(d->gemm);
     d->head.info.kv = d->kv_q8 ? KN_Q8 : kn_cpu_attn_ops(d)->type;
     d->head.info.kv_value_bytes = d->kv_q8 ? 1 : kn_row_bytes(d->head.info.kv, 1, 1);
+    /* Tiles are through with so many rows before codes are unpacked: all threads do that together
+     * then. */
+    d->head.info.wide_rows_large =
+        kn_cpu_tiles(d) && !d->int8 ? KN_PAIRS_ROWS : d->head.info.wide_rows_max;
 }
 
 static int tune(struct kn_dev *d, const struct kn_tuning *t)

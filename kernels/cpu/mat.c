@@ -231,6 +231,7 @@ struct gemm_par {
     size_t n_items; /* of each product */
     char *rows;     /* in 8 bits, one product's behind the other's; NULL: as they are */
     char *columns;  /* the same, as columns of tiles */
+    void *pairs;    /* of the one product there is, as pairs; NULL: each item makes its own */
 };
 
 static size_t rows8_bytes(const struct kn_gemm_args *a)
@@ -297,12 +298,45 @@ static int prepare_columns(struct kn_stream *st, struct gemm_par *g, size_t n)
     return kn_par(st, n * KN_COLUMN_TILES, columns_item, g);
 }
 
+/* Products in bf16 that read rows as pairs. */
+static bool by_pairs(const struct kn_mat *w, size_t m)
+{
+    const bool as_f32 = w->dev->replaying && w->coded && !by_columns(w, 1);
+    return w->dev->isa == KN_ISA_AMX && w->kind == GEMM_OWN_BF16 && !as_f32 && !by_columns(w, m);
+}
+
+static int pairs_item(struct kn_stream *st, void *arg, size_t item)
+{
+#if defined(__x86_64__)
+    const struct gemm_par *g = arg;
+    const struct kn_gemm_args *a = g->a;
+    const size_t row = item * KN_COLUMNS, left = a->m - row;
+    kn_amx_pairs(a->a + row * a->lda, a->lda, left < KN_COLUMNS ? left : KN_COLUMNS, a->w->k,
+                 (uint32_t *)g->pairs + row * kn_pairs_stride(a->w->k));
+#endif
+    return 0;
+}
+
+/* Of one product of many rows whose columns are shared out. */
+static int prepare_pairs(struct kn_stream *st, struct gemm_par *g)
+{
+    const struct kn_gemm_args *a = g->a;
+    if (g->n_items == 1 || a->m <= KN_COLUMNS || a->m > KN_PAIRS_ROWS || !by_pairs(a->w, a->m))
+        return 0;
+    g->pairs = kn_cpu_scratch(st, KN_SLOT_ROWS, kn_pairs_bytes(a->m, a->w->k));
+    if (!g->pairs) return -ENOMEM;
+    return kn_par(st, (a->m + KN_COLUMNS - 1) / KN_COLUMNS, pairs_item, g);
+}
+
 /* Rows are rounded before products share them. */
 static int prepare_rows(struct kn_stream *st, struct gemm_par *g, size_t n)
 {
     const struct kn_mat *w = g->a->w;
     size_t bytes = 0;
-    if (!w->int8 || (w->coded && w->dev->replaying)) return prepare_columns(st, g, n);
+    if (!w->int8 || (w->coded && w->dev->replaying)) {
+        const int r = n == 1 ? prepare_pairs(st, g) : 0;
+        return r < 0 ? r : prepare_columns(st, g, n);
+    }
     for (size_t i = 0; i < n; i++)
         bytes += rows8_bytes(&g->a[i]);
     g->rows = kn_cpu_scratch(st, KN_SLOT_ROWS, bytes);
@@ -354,6 +388,7 @@ static int gemm_item(struct kn_stream *st, void *arg, size_t item)
                             .accumulate = a->accumulate,
                             .cancel = st->cancel};
     struct kn_int8_rows rows;
+    const bool pairs = !g->rows && by_pairs(w, a->m);
     if (g->rows) {
         rows = rows8_of(g, item / g->n_items);
         j.int8 = w->int8;
@@ -363,12 +398,13 @@ static int gemm_item(struct kn_stream *st, void *arg, size_t item)
         /* A code on its way to bf16 costs more than the product with one row, but for tiles. */
         j.as_f32 = w->dev->replaying && !by_columns(w, 1);
         j.columns = by_columns(w, a->m) ? g->columns + columns_at(g, item / g->n_items) : NULL;
-        if (!j.columns && !(j.block = kn_cpu_scratch(st, KN_SLOT_WEIGHTS, KN_GEMM_BLOCK)))
-            return -ENOMEM;
     }
-    if (!g->rows && !j.columns && w->dev->isa == KN_ISA_AMX && w->kind == GEMM_OWN_BF16 &&
-        !j.as_f32) {
-        j.pairs = kn_cpu_scratch(st, KN_SLOT_ROWS, kn_pairs_bytes(a->m, w->k));
+    if (pairs || (j.coded && !j.columns))
+        if (!(j.block = kn_cpu_scratch(st, KN_SLOT_WEIGHTS, KN_GEMM_BLOCK))) return -ENOMEM;
+    if (pairs) {
+        j.paired = g->pairs;
+        j.pairs =
+            j.paired ? g->pairs : kn_cpu_scratch(st, KN_SLOT_ROWS, kn_pairs_bytes(a->m, w->k));
         if (!j.pairs) return -ENOMEM;
     }
     item %= g->n_items;

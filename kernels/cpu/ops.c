@@ -9,12 +9,36 @@
 
 enum { P = KN_PAGE, ROWS_PER_ITEM = 8 };
 
+/* Rows of an operation that is as many small ones. */
+struct rows_par {
+    const float *x;
+    size_t ldx, m, heads, n;
+    const float *weight;
+    float eps, *out;
+    size_t ldo;
+};
+
+static size_t rows_items(size_t m)
+{
+    return (m + ROWS_PER_ITEM - 1) / ROWS_PER_ITEM;
+}
+
+static int norm_item(struct kn_stream *st, void *arg, size_t item)
+{
+    const struct rows_par *s = arg;
+    const size_t i0 = item * ROWS_PER_ITEM;
+    for (size_t i = i0; i < s->m && i < i0 + ROWS_PER_ITEM; i++)
+        for (size_t at = 0; at < s->heads * s->n; at += s->n)
+            st->dev->simd->row.rmsnorm(s->x + i * s->ldx + at, s->n, s->weight, s->eps,
+                                       s->out + i * s->ldo + at);
+    return 0;
+}
+
 static int rmsnorm(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t D,
                    const float *weight, float eps, float *out, size_t ldo)
 {
-    for (size_t i = 0; i < m; i++)
-        st->dev->simd->row.rmsnorm(x + i * ldx, D, weight, eps, out + i * ldo);
-    return 0;
+    struct rows_par s = {x, ldx, m, 1, D, weight, eps, out, ldo};
+    return kn_par(st, rows_items(m), norm_item, &s);
 }
 
 static int rmsnorm_add(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t D,
@@ -28,12 +52,8 @@ static int rmsnorm_add(struct kn_stream *st, const float *x, size_t ldx, size_t 
 static int rmsnorm_heads(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t heads,
                          size_t K, const float *weight, float eps)
 {
-    for (size_t i = 0; i < m; i++)
-        for (size_t h = 0; h < heads; h++) {
-            float *p = x + i * ldx + h * K;
-            st->dev->simd->row.rmsnorm(p, K, weight, eps, p);
-        }
-    return 0;
+    struct rows_par s = {x, ldx, m, heads, K, weight, eps, x, ldx};
+    return kn_par(st, rows_items(m), norm_item, &s);
 }
 
 static int layernorm(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t D,
@@ -74,7 +94,7 @@ static int glu(struct kn_stream *st, enum kn_act act, const float *gate_up, size
                size_t F, float *out, size_t ldo)
 {
     struct glu_par s = {act, gate_up, ldg, m, F, out, ldo};
-    return kn_par(st, (m + ROWS_PER_ITEM - 1) / ROWS_PER_ITEM, glu_item, &s);
+    return kn_par(st, rows_items(m), glu_item, &s);
 }
 
 static int softcap(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t n, float cap)
@@ -95,14 +115,28 @@ static int rope_row(const struct kn_simd *simd, const struct kn_rope *r, float *
     return 0;
 }
 
+struct rope_par {
+    const struct kn_rope *rope;
+    float *x;
+    size_t ldx, m, heads;
+    const int32_t *pos;
+};
+
+static int rope_item(struct kn_stream *st, void *arg, size_t item)
+{
+    const struct rope_par *s = arg;
+    const size_t i0 = item * ROWS_PER_ITEM;
+    int r = 0;
+    for (size_t i = i0; r == 0 && i < s->m && i < i0 + ROWS_PER_ITEM; i++)
+        r = rope_row(st->dev->simd, s->rope, s->x + i * s->ldx, s->heads, s->pos[i]);
+    return r;
+}
+
 static int rotate(struct kn_stream *st, const struct kn_rope *r, float *x, size_t ldx, size_t m,
                   size_t heads, const int32_t *pos)
 {
-    for (size_t i = 0; i < m; i++) {
-        int e = rope_row(st->dev->simd, r, x + i * ldx, heads, pos[i]);
-        if (e < 0) return e;
-    }
-    return 0;
+    struct rope_par s = {r, x, ldx, m, heads, pos};
+    return kn_par(st, rows_items(m), rope_item, &s);
 }
 
 static void *page_layer(const struct kn_dev *d, const struct kn_kv *kv, unsigned layer, size_t page)

@@ -27,6 +27,8 @@ static inline size_t kn_columns_bytes(size_t m, size_t k) /* k: whole steps */
 
 #if defined(__x86_64__) /* simd/gemm_codes.c: at most 16 rows of those; panels [panel0, panel1) */
 struct kn_gemm_job;
+/* simd/gemm_bf16.c: m rows as pairs, zeros behind them up to whole tiles. */
+void kn_amx_pairs(const float *a, size_t lda, size_t m, size_t k, void *to);
 void kn_amx_columns(const float *a, size_t lda, size_t m, size_t k, void *to);
 int kn_gemm_codes_amx(const struct kn_gemm_job *j, size_t panel0, size_t panel1);
 #endif

@@ -32,11 +32,11 @@ static bool amx_whole(const struct kn_gemm_job *j, const struct amx_part *t)
     return t->R == AMX_ROWS && amx_width(j, t) == TILE_NR;
 }
 
-static void amx_begin(const struct kn_gemm_job *j, int half, const struct amx_part *t, size_t k0)
+static void amx_begin(const struct kn_gemm_job *j, int half, const struct amx_part *t)
 {
     const float *c = j->c + t->row * j->ldc + t->p * TILE_NR;
-    const float *bias = k0 == 0 && j->bias ? j->bias + t->p * TILE_NR : NULL;
-    const bool load = k0 != 0 || j->accumulate;
+    const float *bias = j->bias ? j->bias + t->p * TILE_NR : NULL;
+    const bool load = j->accumulate;
     if (!bias && (!load || amx_whole(j, t))) {
         amx_load(half, load ? c : NULL, j->ldc);
         return;
@@ -61,10 +61,9 @@ static void amx_end(const struct kn_gemm_job *j, int half, const struct amx_part
         memcpy(c + r * j->ldc, buf + r * TILE_NR, amx_width(j, t) * sizeof(float));
 }
 
-/* Two row tiles (or one) by one panel, kc units; a is zero up to the next sixteen. */
-static void amx_rows(const elem *a, size_t lda, const elem *b, size_t kc, bool two)
+/* One row tile by one panel, kc units; a is zero up to the next sixteen. */
+static void amx_rows(const elem *a, const elem *b, size_t kc)
 {
-    const size_t step = lda * sizeof *a;
     elem rest[AMX_UNITS * TILE_NR] __attribute__((aligned(64)));
     for (size_t k = 0; k < kc; k += AMX_UNITS) {
         const elem *from = b + k * TILE_NR;
@@ -76,13 +75,9 @@ static void amx_rows(const elem *a, size_t lda, const elem *b, size_t kc, bool t
         amx_barrier();
         _tile_loadd(6, from, AMX_LDB);
         _tile_loadd(7, from + VL, AMX_LDB);
-        _tile_loadd(4, a + k, step);
+        _tile_loadd(4, a + k, TILE_LDA * sizeof *a);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
-        if (!two) continue;
-        _tile_loadd(5, a + AMX_ROWS * lda + k, step);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
     }
 }
 
@@ -135,7 +130,7 @@ static int amx_few(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
         const struct amx_part t[2] = {{0, j->m, p}, {0, j->m, p + 1}};
         if (kn_cancelled(j->cancel)) return -ECANCELED;
         for (int h = 0; h <= two; h++)
-            amx_begin(j, h, &t[h], 0);
+            amx_begin(j, h, &t[h]);
         for (size_t k0 = 0, kc; k0 < units; k0 += kc) {
             kc = units - k0 < TILE_KC ? units - k0 : TILE_KC;
             amx_copy_a(j, k0, kc, a, TILE_LDA);
@@ -145,41 +140,13 @@ static int amx_few(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
                 if (two)
                     amx_panels(a + k, b, n * TILE_NR, n);
                 else
-                    amx_rows(a + k, TILE_LDA, b, n, false);
+                    amx_rows(a + k, b, n);
             }
         }
         for (int h = 0; h <= two; h++)
             amx_end(j, h, &t[h]);
     }
     return 0;
-}
-
-/* All row tiles of one block of B, as tile_block(); rows are pairs already. */
-static int amx_block(const struct kn_gemm_job *j, size_t p0, size_t p1, size_t k0, size_t kc,
-                     const elem *b, size_t stride)
-{
-    const size_t lda = kn_pairs_stride(j->k);
-    const elem *a = (const elem *)j->pairs + k0;
-    for (size_t row = 0, R; row < j->m; row += R) {
-        R = j->m - row < 2 * AMX_ROWS ? j->m - row : 2 * AMX_ROWS;
-        if (kn_cancelled(j->cancel)) return -ECANCELED;
-        const bool two = R > AMX_ROWS;
-        for (size_t p = p0; p < p1; p++) {
-            const struct amx_part t[2] = {{row, two ? AMX_ROWS : R, p},
-                                          {row + AMX_ROWS, R - AMX_ROWS, p}};
-            for (int h = 0; h <= two; h++)
-                amx_begin(j, h, &t[h], k0);
-            amx_rows(a + row * lda, lda, b + (p - p0) * stride, kc, two);
-            for (int h = 0; h <= two; h++)
-                amx_end(j, h, &t[h]);
-        }
-    }
-    return 0;
-}
-
-static size_t amx_next_k(const struct kn_gemm_job *j, size_t left)
-{
-    return left < TILE_KC ? left : TILE_KC;
 }
 
 #endif

@@ -61,9 +61,14 @@ int kn_gemm_bf16_avx512(const struct kn_gemm_job *j, size_t panel0, size_t panel
 #include "kernels/cpu/simd/gemm_amx.h"
 #include "kernels/cpu/simd/gemm_words.h"
 
+void kn_amx_pairs(const float *a, size_t lda, size_t m, size_t k, void *to)
+{
+    const struct kn_gemm_job j = {.a = a, .lda = lda, .m = m, .k = k};
+    amx_copy_a(&j, 0, (k + TILE_UNIT - 1) / TILE_UNIT, to, kn_pairs_stride(k));
+}
+
 int kn_gemm_bf16_amx(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
 {
-    const size_t units = (j->k + TILE_UNIT - 1) / TILE_UNIT;
     int r = 0;
     amx_open();
     for (size_t row = 0; row < j->m && r == 0; row += KN_PAIRS_ROWS) {
@@ -71,12 +76,12 @@ int kn_gemm_bf16_amx(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
         part.m = j->m - row < KN_PAIRS_ROWS ? j->m - row : KN_PAIRS_ROWS;
         part.a += row * j->lda;
         part.c += row * j->ldc;
-        if (!j->coded || part.m > AMX_ROWS) /* else few() copies them piece by piece */
-            amx_copy_a(&part, 0, units, part.pairs, kn_pairs_stride(j->k));
-        r = words_pay(&part)
-                ? words_gemm(&part, panel0, panel1)
-                : gemm_blocks(&part, panel0, panel1,
-                              (struct gemm_way){AMX_ROWS, amx_few, amx_block, amx_next_k});
+        if (j->coded && part.m <= AMX_ROWS) { /* it copies rows piece by piece */
+            r = amx_few(&part, panel0, panel1);
+            continue;
+        }
+        if (!j->paired) kn_amx_pairs(part.a, j->lda, part.m, j->k, part.pairs);
+        r = words_gemm(&part, panel0, panel1);
     }
     _tile_release();
     return r;

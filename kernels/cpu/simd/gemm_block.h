@@ -9,17 +9,6 @@
 #ifndef KERNELS_CPU_SIMD_GEMM_BLOCK_H
 #define KERNELS_CPU_SIMD_GEMM_BLOCK_H
 
-/* What differs between tiles of vector registers and of AMX. */
-struct gemm_way {
-    size_t few_rows; /* so many rows of coded weights at most go by few() */
-    int (*few)(const struct kn_gemm_job *j, size_t panel0, size_t panel1);
-    /* All rows by one block of B: panels [p0, p1), k units [k0, k0 + kc); b is that of p0. */
-    int (*block)(const struct kn_gemm_job *j, size_t p0, size_t p1, size_t k0, size_t kc,
-                 const elem *b, size_t stride);
-    /* Units of the next block, of those that are left. */
-    size_t (*next_k)(const struct kn_gemm_job *j, size_t left);
-};
-
 /* Panels [p0, p1), k units [k0, k0 + kc) into the job's block, one after the other. */
 static const elem *tile_open(const struct kn_gemm_job *j, size_t p0, size_t p1, size_t k0,
                              size_t kc)
@@ -30,24 +19,6 @@ static const elem *tile_open(const struct kn_gemm_job *j, size_t p0, size_t p1, 
         tile_unpack(&panel->form, j->coded->data + panel->at, k0, kc, j->k, to);
     }
     return j->block;
-}
-
-VF_INLINE int gemm_blocks(const struct kn_gemm_job *j, size_t panel0, size_t panel1,
-                          const struct gemm_way way)
-{
-    const size_t units = (j->k + TILE_UNIT - 1) / TILE_UNIT, step = TILE_NC / TILE_NR;
-    if (j->coded && j->m <= way.few_rows) return way.few(j, panel0, panel1);
-    for (size_t p = panel0; p < panel1; p += step) {
-        const size_t pe = p + step < panel1 ? p + step : panel1;
-        for (size_t k0 = 0, kc; k0 < units; k0 += kc) {
-            kc = way.next_k(j, units - k0);
-            const elem *b = (const elem *)j->b + (p * units + k0) * TILE_NR;
-            if (j->coded) b = tile_open(j, p, pe, k0, kc);
-            int r = way.block(j, p, pe, k0, kc, b, (j->coded ? kc : units) * TILE_NR);
-            if (r < 0) return r;
-        }
-    }
-    return 0;
 }
 
 static int tile_block(const struct kn_gemm_job *j, size_t p0, size_t p1, size_t k0, size_t kc,
@@ -109,8 +80,19 @@ static size_t tile_next_k(const struct kn_gemm_job *j, size_t left)
 
 static int tile_gemm(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
 {
-    return gemm_blocks(j, panel0, panel1,
-                       (struct gemm_way){TILE_MR, tile_few, tile_block, tile_next_k});
+    const size_t units = (j->k + TILE_UNIT - 1) / TILE_UNIT, step = TILE_NC / TILE_NR;
+    if (j->coded && j->m <= TILE_MR) return tile_few(j, panel0, panel1);
+    for (size_t p = panel0; p < panel1; p += step) {
+        const size_t pe = p + step < panel1 ? p + step : panel1;
+        for (size_t k0 = 0, kc; k0 < units; k0 += kc) {
+            kc = tile_next_k(j, units - k0);
+            const elem *b = (const elem *)j->b + (p * units + k0) * TILE_NR;
+            if (j->coded) b = tile_open(j, p, pe, k0, kc);
+            int r = tile_block(j, p, pe, k0, kc, b, (j->coded ? kc : units) * TILE_NR);
+            if (r < 0) return r;
+        }
+    }
+    return 0;
 }
 
 #endif

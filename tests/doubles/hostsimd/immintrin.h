@@ -318,6 +318,7 @@ HS_FN void hs_tile_dot(int c, int a, int b)
 /* ---- by their names ---- */
 
 #undef _tile_loadd
+#undef _tile_stream_loadd
 #undef _tile_stored
 #undef _tile_zero
 #undef _tile_dpbf16ps
@@ -337,6 +338,7 @@ HS_FN void hs_tile_dot(int c, int a, int b)
 #define _tile_release() ((void)0)
 #define _tile_zero(t) memset(hs_tile[t], 0, sizeof hs_tile[t])
 #define _tile_loadd(t, base, stride) hs_tile_load(t, base, stride)
+#define _tile_stream_loadd(t, base, stride) hs_tile_load(t, base, stride)
 #define _tile_stored(t, base, stride) hs_tile_store(t, base, stride)
 #define _tile_dpbf16ps(c, a, b) hs_tile_dot(c, a, b)
 #define _tile_dpbssd(c, a, b) hs_tile_dot_bytes(c, a, b)
