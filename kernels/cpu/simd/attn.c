@@ -32,6 +32,7 @@ struct chunk {
     float *q; /* [n * group, K] scaled */
     float *o; /* [n * group, Kp] */
     float *l; /* [n * group, VL] partial sums */
+    float *e; /* NULL: those of l are exact */
     float *m; /* [n * group] running maximum, log2 units */
     float *k; /* [K, P], of a page in 8 bits; NULL: pages are f32 */
     float *v; /* [P, K], the same */

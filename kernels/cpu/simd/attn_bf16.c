@@ -11,9 +11,14 @@
  * ascending order, 32 or 2 at a time, and a key that a row does not see has probability 0 and a
  * finite value. What lies behind the last key that any row of a chunk sees may be anything and is
  * read as zeros.
+ * A row's maximum follows its scores only where one is more than SLACK above it, since bringing
+ * its sums to another costs more than the page's products. The largest probability is then not
+ * exactly 1 and is rounded, so outputs are divided by the sum of what was multiplied: of rounded
+ * probabilities. What lse needs is summed apart, where it is asked for.
  * Of a page in 8 bits the codes are unpacked for each chunk of rows: whole numbers, which bf16
  * holds exactly. What a code stands for is a factor of its key, so it is multiplied with what is
  * f32: scores, and probabilities before they are rounded. So no value is rounded a second time.
+ * Sums are of probabilities alone there, not rounded, and there is no slack.
  * Thread: any, by tiles once the process may use AMX (isa.c). */
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/simd/amx.h"
@@ -29,6 +34,9 @@ enum {
     VR = 4,        /* rows of a pass by vectors: with four tiles' columns sixteen chains */
 };
 
+/* Chosen, log2 units: rare behind a row's first keys, and sums stay far from what f32 holds. */
+#define SLACK 8.0f
+
 typedef uint32_t pair; /* two bf16, the lower index in the lower half */
 
 struct chunk {
@@ -41,9 +49,11 @@ struct chunk {
     size_t row0, n;     /* query rows of the chunk */
     unsigned g;
     float *o;    /* [rows, Kp] */
-    float *l;    /* [rows, VL] partial sums */
+    float *l;    /* [rows, VL] partial sums: of bf16 pages of rounded probabilities */
+    float *e;    /* [rows, VL] of those before they are rounded, for lse; or NULL */
     float *s;    /* [R, P] scores */
-    float *m;    /* [rows] running maximum, log2 units */
+    float *m;    /* [rows] running maximum, log2 units; within slack */
+    float slack; /* how far a score may be above m */
     pair *q;     /* [rows, units] scaled */
     pair *p;     /* [R, KEY_PAIRS] probabilities */
     pair *k_end; /* [KEY_TILES][AMX_UNITS][AMX_COLS]: units that fill no tile, zeros behind them */
@@ -53,7 +63,7 @@ struct chunk {
     float *k_step, *v_step; /* [P] */
 };
 
-/* 2^x, x <= 0; -inf gives exactly 0, and 0 exactly 1. What it gives is rounded to bf16, so a
+/* 2^x, x <= SLACK; -inf gives exactly 0, and 0 exactly 1. What it gives is rounded to bf16, so a
  * polynomial of degree 4 for the fraction will do (minimax, relative error below 3e-6). */
 VF_INLINE vf exp2_short(vf x)
 {
@@ -91,7 +101,7 @@ static struct chunk chunk_of(size_t group, size_t K)
 static size_t attn_scratch(size_t group, size_t K, bool q8)
 {
     const struct chunk c = chunk_of(group, K);
-    return rows_max(&c) * (c.Kp + VL + 1 + c.units) + R * (P + KEY_PAIRS) +
+    return rows_max(&c) * (c.Kp + 2 * VL + 1 + c.units) + R * (P + KEY_PAIRS) +
            KEY_TILES * AMX_UNITS * AMX_COLS + KEY_PAIRS * c.Kp + (q8 ? KEY_PAIRS * K + 2 * P : 0);
 }
 
@@ -106,7 +116,9 @@ static struct chunk chunk_init(const struct kn_attn_job *j)
     c.head = j->q8 ? page8_bytes(c.K) : P * c.K * sizeof(uint16_t);
     c.o = j->scratch;
     c.l = c.o + rows * c.Kp;
-    c.m = c.l + rows * VL;
+    c.e = a->lse && !j->q8 ? c.l + rows * VL : NULL;
+    c.m = c.l + 2 * rows * VL;
+    c.slack = j->q8 ? 0.0f : SLACK;
     c.s = c.m + rows;
     c.q = (pair *)(c.s + R * P);
     c.p = c.q + rows * c.units;
@@ -415,42 +427,64 @@ static void scores(const struct chunk *c, size_t t0, size_t n, const pair *k)
     chunk_cap(c, c->s, n);
 }
 
-/* Scores of one row -> probabilities against the running maximum, as pairs; what the row has summed
- * so far is brought to that maximum. */
-static void softmax_row(const struct chunk *c, size_t r, size_t t, int n_see, int n_skip)
+/* A score far above what the row has seen, or its first one: its maximum becomes that, and what it
+ * has summed so far is brought to it. Returns the maximum. A function apart, as it is rare. */
+static __attribute__((noinline)) float row_raise(const struct chunk *c, size_t t, vf top)
+{
+    const float max = vf_hmax(top);
+    const vf corr = exp2_short(vf_set1(c->m[t] - max));
+    float *o = c->o + t * c->Kp;
+    for (size_t d = 0; d < c->Kp; d += VL)
+        vf_store(o + d, vf_mul(vf_load(o + d), corr));
+    vf_store(c->l + t * VL, vf_mul(vf_load(c->l + t * VL), corr));
+    if (c->e) vf_store(c->e + t * VL, vf_mul(vf_load(c->e + t * VL), corr));
+    c->m[t] = max;
+    return max;
+}
+
+VF_INLINE void add_to(float *sum, vf x)
+{
+    vf_store(sum, vf_add(vf_load(sum), x));
+}
+
+/* The 32 values of a vector of pairs, folded onto each other. */
+VF_INLINE vf pairs_sum(__m512i p)
+{
+    const __m512i hi = p & _mm512_set1_epi32((int)0xffff0000);
+    return vf_add((vf)_mm512_slli_epi32(p, 16), (vf)hi);
+}
+
+/* Scores of one row -> probabilities as pairs, and their sum. */
+VF_INLINE void softmax_row(const struct chunk *c, size_t r, size_t t, int n_see, int n_skip)
 {
     const float *s = c->s + r * P;
-    float *o = c->o + t * c->Kp, *l = c->l + t * VL;
-    vf x[P / VL], top = vf_set1(-INFINITY), sum = vf_set1(0.0f);
+    vf x[P / VL];
 #pragma GCC unroll 4
     for (int v = 0; v < P / VL; v++) {
         x[v] = vf_load(s + v * VL);
         if (n_see < P) x[v] = vf_below(x[v], vf_set1(-INFINITY), n_see - v * VL);
         if (n_skip > 0) x[v] = vf_below(vf_set1(-INFINITY), x[v], n_skip - v * VL);
-        top = vf_max(x[v], top);
     }
-    const float old = c->m[t], seen = vf_hmax(top), now = seen > old ? seen : old;
-    const bool blind = n_skip > 0 && now == -INFINITY; /* so far */
+    const vf top = vf_max(vf_max(x[0], x[1]), vf_max(x[2], x[3]));
+    float max = c->m[t];
+    const __mmask16 within = _mm512_cmp_ps_mask(vf_set1(max + c->slack), top, _CMP_NLT_UQ);
+    if (within != 0xffff) max = row_raise(c, t, top);
+    const bool blind = n_skip > 0 && max == -INFINITY; /* so far */
 #pragma GCC unroll 4
-    for (int v = 0; v < P / VL; v++) {
-        x[v] = exp2_short(vf_sub(x[v], vf_set1(blind ? 0.0f : now)));
-        sum = vf_add(sum, x[v]);
-        if (c->k) x[v] = vf_mul(x[v], vf_load(c->v_step + v * VL));
+    for (int v = 0; v < P / VL; v++)
+        x[v] = exp2_short(vf_sub(x[v], vf_set1(blind ? 0.0f : max)));
+    if (c->k || c->e) {
+        add_to(c->k ? c->l + t * VL : c->e + t * VL,
+               vf_add(vf_add(x[0], x[1]), vf_add(x[2], x[3])));
+#pragma GCC unroll 4
+        for (int v = 0; v < P / VL; v++)
+            if (c->k) x[v] = vf_mul(x[v], vf_load(c->v_step + v * VL));
     }
-#pragma GCC unroll 2
-    for (int v = 0; v < P / VL; v += 2)
-        _mm512_storeu_si512(c->p + r * KEY_PAIRS + v / 2 * VL,
-                            (__m512i)_mm512_cvtne2ps_pbh(x[v + 1], x[v]));
-    if (now != old) {
-        const vf corr = exp2_short(vf_set1(old - now));
-        sum = vf_fma(vf_load(l), corr, sum);
-        for (size_t d = 0; d < c->Kp; d += VL)
-            vf_store(o + d, vf_mul(vf_load(o + d), corr));
-        c->m[t] = now;
-    } else {
-        sum = vf_add(vf_load(l), sum);
-    }
-    vf_store(l, sum);
+    const __m512i p0 = (__m512i)_mm512_cvtne2ps_pbh(x[1], x[0]);
+    const __m512i p1 = (__m512i)_mm512_cvtne2ps_pbh(x[3], x[2]);
+    if (!c->k) add_to(c->l + t * VL, vf_add(pairs_sum(p0), pairs_sum(p1)));
+    _mm512_storeu_si512(c->p + r * KEY_PAIRS, p0);
+    _mm512_storeu_si512(c->p + r * KEY_PAIRS + VL, p1);
 }
 
 #define TILES(n, first, second, third, fourth)                                                     \
@@ -512,7 +546,10 @@ static void tile_page(const struct chunk *c, size_t t0, size_t n, const pair *k,
                       int32_t key0)
 {
     scores(c, t0, n, k);
-    for (size_t r = 0; r < n; r++)
+    const bool all = chunk_sees(c, t0, key0) == P && chunk_skips(c, t0 + n - 1, key0) == 0;
+    for (size_t r = 0; all && r < n; r++)
+        softmax_row(c, r, t0 + r, P, 0);
+    for (size_t r = 0; !all && r < n; r++)
         softmax_row(c, r, t0 + r, chunk_sees(c, t0 + r, key0), chunk_skips(c, t0 + r, key0));
     memset(c->p + n * KEY_PAIRS, 0, (R - n) * KEY_PAIRS * sizeof *c->p);
     for (size_t d = 0; d < c->Kp; d += DIM_TILES * AMX_COLS) {

@@ -1,6 +1,6 @@
 /* attn_chunk: attention chunk by chunk of query rows, whatever pages hold; included by attn.c and
  * attn_bf16.c behind chunk_exp2(), which is 2^x for x <= 0, and struct chunk, whose fields a,
- * value, head, K, Kp, group, row0, n, g, k, o, l and m it knows.
+ * value, head, K, Kp, group, row0, n, g, k, o, l, e and m it knows.
  *
  * Packed row t of a chunk is head t % group of its row t / group. The includer packs queries
  * (chunk_pack()), runs all pages over them (chunk_run()), and adds up the probabilities of a page's
@@ -91,8 +91,10 @@ static void chunk_clear(struct chunk *c, size_t rows)
     memset(c->o, 0, rows * c->Kp * sizeof *c->o);
     memset(c->l, 0, rows * VL * sizeof *c->l);
     for (size_t t = 0; t < rows; t++) {
+        if (c->e) memset(c->e + t * VL, 0, VL * sizeof *c->e);
         c->m[t] = sink ? sink[chunk_head(c, t)] * LOG2_E : -INFINITY;
         if (sink) c->l[t * VL] = 1;
+        if (sink && c->e) c->e[t * VL] = 1;
     }
 }
 
@@ -105,7 +107,8 @@ static void chunk_finish(const struct chunk *c)
         float *out = a->out + row * a->ldo + head * c->K;
         for (size_t d = 0; d < c->K; d++)
             out[d] = c->o[t * c->Kp + d] * inv;
-        if (a->lse) a->lse[row * a->H + head] = (c->m[t] + log2f(l)) * LN_2;
+        const float exact = c->e ? vf_hsum(vf_load(c->e + t * VL)) : l;
+        if (a->lse) a->lse[row * a->H + head] = (c->m[t] + log2f(exact)) * LN_2;
     }
 }
 

@@ -107,6 +107,15 @@ static void seq_init(struct seq *s, struct kern_shape sh, struct arith ar, size_
     qsort(s->pos, m, sizeof *s->pos, by_value);
 }
 
+/* Keys of the second page are twice, of later ones four times as long: the largest score grows from
+ * page to page, by less and by more than what a maximum may stay behind. */
+static void seq_rise(struct seq *s, struct kern_shape sh)
+{
+    const size_t GK = (size_t)sh.G * sh.K;
+    for (size_t i = 64 * GK; i < s->n_keys * GK; i++)
+        s->k[i] *= i < 128 * GK ? 2 : 4;
+}
+
 static void seq_fini(struct seq *s)
 {
     kern_kv_fini(&s->s);
@@ -244,6 +253,7 @@ static const struct {
     bool own; /* windows of any length */
     bool sinks;
     unsigned chunk;
+    bool rising; /* scores */
 } cases[] = {
     {{1, 1, 64}, 1, 1},
     {{3, 1, 64}, 63, 5},
@@ -293,6 +303,9 @@ static const struct {
     {{5, 1, 50}, 513, 40, .chunk = 1},
     {{16, 2, 128}, 1100, 90, 0, 2, .chunk = 500},
     {{6, 1, 64}, 600, 11, .chunk = 8192, .sinks = true},
+    {{9, 3, 64}, 300, 80, .rising = true},
+    {{5, 1, 80}, 513, 40, .rising = true, .sinks = true},
+    {{8, 1, 128}, 700, 90, 100, .rising = true},
 };
 
 TEST(rows_anywhere_match_the_oracle)
@@ -314,6 +327,7 @@ TEST(rows_anywhere_match_the_oracle)
             if (cases[c].sinks) j.sink = sink;
             seq_init(&s, j.sh, ar, cases[c].n_keys, cases[c].m, 100 * c + 7);
             if (cases[c].own) seq_from(&s, c);
+            if (cases[c].rising) seq_rise(&s, j.sh);
             j.mass = malloc(s.n_keys * sizeof *j.mass);
             for (size_t key = 0; key < s.n_keys; key++)
                 j.mass[key] = 1;
