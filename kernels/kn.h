@@ -410,6 +410,8 @@ struct kn_attn_args {
     /* q is not rotated yet, and is as it is read. kn_attn() alone; on a GPU; elsewhere -ENOTSUP. */
     struct kn_rotation to;
     const int32_t *pos; /* [m] */
+    /* [m] or NULL: pos, as the host reads it; by it a GPU shares out the work. Changes no bit. */
+    const int32_t *known;
     /* Not 0: the rows are the last m of so many positions, one after another, as the caller knows
      * without a look at pos. They may go another way on a GPU, which rounds differently. */
     size_t n_keys;

@@ -298,7 +298,7 @@ static int attend(struct kn_stream *st, const struct fus_phase *p, size_t row0, 
     a.q = q, a.ldq = p->joint ? w->qkv.n : HK, a.m = m, a.pos = at.slot;
     if (at.late) a.to = (struct kn_rotation){w->rope, at.pos};
     a.out = att, a.ldo = HK, a.lse = lse;
-    a.n_keys = keys_of_row_range(p, row0, m);
+    a.known = p->known + row0, a.n_keys = keys_of_row_range(p, row0, m);
     if (p->from && a.chunk) a.from = p->from + row0, a.chunk = 0;
     r = kn_attn(st, &a);
     if (r == 0 && p->keep_q) r = keep_scores(st, p, row0, m, q, lse);

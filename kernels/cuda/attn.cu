@@ -7,6 +7,9 @@
  * it. Sums are f32 and nothing is rounded: the path that must be right, and for odd sizes. */
 #include "kernels/cuda/attn.h"
 #include "kernels/cuda/pages.h"
+#include "kernels/cuda/split.h"
+
+static_assert(SPLIT_PART == int(CU_KEYS_PART), "what the split is in");
 
 enum { ENTRIES = 16, PER_WARP = 4, TILE = 32, THREADS = 128, DIMS = 8 }; /* K up to 32 * DIMS */
 
@@ -130,34 +133,39 @@ static __global__ void __launch_bounds__(THREADS)
         const size_t e = e0 + warp * PER_WARP + i, row = e / group;
         const unsigned head = g * group + unsigned(e % group);
         if (pos[i] < int64_t(part0) || at_from(a, pos[i]) >= int64_t(end)) continue;
-        if (at_parts(a) == 1) {
+        if (pos[i] < CU_KEYS_PART) {
             write_entry(a, s[i], row, head, lane);
             continue;
         }
-        float *to = at_part(a, row, head, blockIdx.z);
-        if (lane == 0) to[0] = s[i].top, to[1] = s[i].total;
+        float *const left = at_part(a, row, head, blockIdx.z);
+        float *const to = blockIdx.z ? left + 2 : a.sums + row * a.ld_sums + size_t(head) * K;
+        if (lane == 0) left[0] = s[i].top, left[1] = s[i].total;
         CU_UNROLL
         for (unsigned r = 0; r < DIMS; r++)
-            if (lane + 32 * r < K) to[2 + lane + 32 * r] = s[i].acc[r];
+            if (lane + 32 * r < K) to[lane + 32 * r] = s[i].acc[r];
     }
 }
 
-/* One warp an entry: its parts, in their order. */
+/* One warp an entry whose keys go beyond its block's first parts: what these came to, then each
+ * part behind, in their order. */
 static __global__ void fold_parts(const __grid_constant__ struct cu_attn args)
 {
     const struct cu_attn a = at_sequence(args, blockIdx.z);
     const unsigned K = a.kv.K, lane = threadIdx.x, head = blockIdx.y;
     const size_t row = blockIdx.x;
-    if (row >= a.m || at_parts(a) == 1) return;
+    if (row >= a.m) return;
     const int32_t pos = a.pos[row];
     if (pos < 0 || size_t(pos) / CU_PAGE >= a.kv.n_pages) return;
-    const unsigned first = unsigned(at_from(a, pos)) / CU_KEYS_PART;
-    const float *part = at_part(a, row, head, first);
+    const unsigned last = unsigned(pos) / CU_KEYS_PART;
+    if (last < a.first) return;
+    unsigned p = unsigned(at_from(a, pos)) / CU_KEYS_PART;
+    const float *part = at_part(a, row, head, p);
+    const float *from = p < a.first ? a.sums + row * a.ld_sums + size_t(head) * K : part + 2;
     struct sums s = {part[0], part[1], {0}};
     CU_UNROLL
     for (unsigned r = 0; r < DIMS; r++)
-        if (lane + 32 * r < K) s.acc[r] = part[2 + lane + 32 * r];
-    for (unsigned p = first + 1; p <= unsigned(pos) / CU_KEYS_PART; p++) {
+        if (lane + 32 * r < K) s.acc[r] = from[lane + 32 * r];
+    for (p = p < a.first ? a.first : p + 1; p <= last; p++) {
         part = at_part(a, row, head, p);
         const struct at_weights w = at_fold(s.top, s.total, part[0], part[1]);
         CU_UNROLL
@@ -174,30 +182,45 @@ static bool on_tensor_cores(const struct cu *c, const struct cu_attn *a)
     return c->type == CU_BF16 && at_mma_fits(c, a);
 }
 
-static size_t parts_floats(const struct cu_attn *a)
+/* Of the second kernel's numbers, for each row and head. */
+static size_t left_floats(const struct cu_attn *a)
 {
-    const size_t n = at_parts(*a);
-    return n > 1 ? a->m * a->H * n * (a->kv.K + 2) : 0;
+    const size_t behind = at_behind(*a);
+    return behind ? 2 + behind * (a->kv.K + 2) : 0;
 }
 
 /* Where sums wait, if not where they end up as well. */
 static size_t sums_floats(const struct cu_attn *a)
 {
-    return a->type == CU_BF16 && at_parts(*a) > 1 ? a->m * a->H * a->kv.K : 0;
+    return a->type == CU_BF16 && at_parts(*a) > 1 ? a->kv.K : 0;
 }
 
-/* Blocks that go through all keys of their rows fill a device when there are enough: the longest
- * start first, and shorter ones beside them. Parts that do not fit its caches cost more than they
- * gain. 1.5 a multiprocessor, 128 MiB: chosen. */
-static bool by_whole_blocks(const struct cu *c, const struct cu_attn *a)
+/* The fewest parts that a block has to fold by itself, so that what the others leave stays within
+ * bounds: what fits no cache costs more than it gains. 128 MiB: chosen. */
+static unsigned first_for_memory(const struct cu_attn *a)
 {
-    return on_tensor_cores(c, a) &&
-           (2 * at_mma_blocks(a) >= 3 * size_t(c->sms) || parts_floats(a) > 32u << 20);
+    const size_t part = a->m * a->H * (a->kv.K + 2), behind = (32u << 20) / part;
+    const unsigned parts = at_parts(*a);
+    return parts > behind + 1 ? parts - unsigned(behind) : 1;
 }
 
-size_t cu_attn_parts(const struct cu *c, const struct cu_attn *a)
+/* Blocks of one warp (decodes) are limited by what memory gives them, and a recorded step must not
+ * hang on positions: all of their parts in one if there are 1.5 a multiprocessor, else each by
+ * itself (chosen). */
+unsigned cu_attn_first(const struct cu *c, const struct cu_attn *a, const int32_t *known)
 {
-    return by_whole_blocks(c, a) ? sums_floats(a) : parts_floats(a);
+    const unsigned parts = at_parts(*a), least = first_for_memory(a);
+    if (!on_tensor_cores(c, a) || parts <= 1) return 1;
+    const unsigned at_once = at_mma_at_once(c, a);
+    if (!at_once) return 2 * at_mma_blocks(a) >= 3 * size_t(c->sms) ? parts : least;
+    const struct split s = {known,   a->m,      a->kv.n_pages * CU_PAGE, a->H / a->kv.G, a->kv.G,
+                            a->kv.K, a->window, size_t(c->sms) * at_once};
+    return split_first(&s, least);
+}
+
+size_t cu_attn_floats(const struct cu_attn *a)
+{
+    return a->m * a->H * (sums_floats(a) + left_floats(a));
 }
 
 template <class T> static int launch_attend(struct cu *c, const struct cu_attn *a)
@@ -205,7 +228,7 @@ template <class T> static int launch_attend(struct cu *c, const struct cu_attn *
     const unsigned K = a->kv.K, group = a->H / a->kv.G;
     const size_t smem = sizeof(float) * (ENTRIES * K + TILE * (K + 1) + TILE * K + ENTRIES * TILE);
     const dim3 grid(cu_blocks(at_each_rows(a) * group, ENTRIES) * a->kv.G,
-                    unsigned(at_sequences(a)), a->n_parts);
+                    unsigned(at_sequences(a)), 1 + at_behind(*a));
     if (smem > 48 << 10) {
         cudaError_t e =
             cudaFuncSetAttribute(attend<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, int(smem));
@@ -215,21 +238,21 @@ template <class T> static int launch_attend(struct cu *c, const struct cu_attn *
     return cu_launched(c);
 }
 
-int cu_attn(struct cu *c, const struct cu_attn *args, float *parts)
+int cu_attn(struct cu *c, const struct cu_attn *args, float *scratch)
 {
     struct cu_attn a = *args;
-    const bool whole = by_whole_blocks(c, args);
-    if (a.kv.K > CU_WARP * DIMS) return -EINVAL;
-    const bool apart = whole && sums_floats(args) > 0;
-    a.parts = parts;
-    a.n_parts = at_parts(a) > 0 ? at_parts(a) : 1;
-    a.sums = apart ? parts : static_cast<float *>(a.out);
-    a.ld_sums = apart ? size_t(a.H) * a.kv.K : a.ldo;
-    int r = on_tensor_cores(c, &a) ? at_mma(c, &a, whole)
-            : c->pages == CU_Q8    ? launch_attend<struct cu_q8>(c, &a)
-            : c->pages == CU_BF16  ? launch_attend<uint16_t>(c, &a)
-                                   : launch_attend<float>(c, &a);
-    if (r < 0 || whole || a.n_parts == 1) return r;
+    const bool mma = on_tensor_cores(c, args);
+    const size_t sums = sums_floats(args);
+    if (a.kv.K > CU_WARP * DIMS || a.first == 0 || (!mma && a.first > 1)) return -EINVAL;
+    a.sums = sums ? scratch : static_cast<float *>(a.out);
+    a.ld_sums = sums ? a.H * sums : a.ldo;
+    a.parts = scratch + a.m * a.H * sums;
+    a.ld_parts = unsigned(left_floats(args));
+    int r = mma                   ? at_mma(c, &a)
+            : c->pages == CU_Q8   ? launch_attend<struct cu_q8>(c, &a)
+            : c->pages == CU_BF16 ? launch_attend<uint16_t>(c, &a)
+                                  : launch_attend<float>(c, &a);
+    if (r < 0 || !a.ld_parts) return r;
     KN_LAUNCH(fold_parts, dim3(unsigned(at_each_rows(&a)), a.H, unsigned(at_sequences(&a))),
               dim3(CU_WARP), 0, c->stream, a);
     return cu_launched(c);

@@ -3,8 +3,9 @@
  *
  * Entry e of a KV head's group is query row e / group, head e % group of it. Keys are cut into
  * parts of CU_KEYS_PART at fixed places; a row's parts are summed up each by itself, then folded in
- * their order by the two functions below. Where that happens, in one block (`whole`) or by a second
- * kernel over parts that many blocks made, changes no bit.
+ * their order by the two functions below. A block folds the first parts as it goes (`first` of
+ * them, cu_attn_first()), and finishes rows that end there; each part behind has a block of its
+ * own, and a second kernel folds what these left. How many the first are changes no bit.
  *
  * The rows of a launch are of one sequence, or each of its own (`each`, in the device's memory):
  * then block y takes row y as a sequence of one row, and rows that fill a batch up as one of none.
@@ -23,7 +24,9 @@ int at_mma_open();
 /* The device is of CU_BF16 and these shapes and addresses suit. */
 bool at_mma_fits(const struct cu *c, const struct cu_attn *a);
 size_t at_mma_blocks(const struct cu_attn *a);
-int at_mma(struct cu *c, const struct cu_attn *a, bool whole);
+/* Of a multiprocessor; 0: they are of one warp, and what reads keys from memory is what limits. */
+unsigned at_mma_at_once(const struct cu *c, const struct cu_attn *a);
+int at_mma(struct cu *c, const struct cu_attn *a);
 /* ret[g * n_keys + i]: what key key0 + i gets of KV head g's group; keys behind the last position
  * are left out. */
 int at_mma_mass(struct cu *c, const struct cu_attn *a, size_t key0, size_t n_keys, float *ret);
@@ -97,11 +100,20 @@ static __device__ __host__ __forceinline__ unsigned at_parts(const struct cu_att
     return unsigned((a.kv.n_pages * CU_PAGE + CU_KEYS_PART - 1) / CU_KEYS_PART);
 }
 
-/* Where a part of an entry's sums is kept: top, total, then K values. */
-static __device__ __forceinline__ float *at_part(const struct cu_attn &a, size_t row, size_t head,
+/* Parts behind the first ones: each has blocks of its own. */
+static inline unsigned at_behind(const struct cu_attn &a)
+{
+    const unsigned parts = at_parts(a);
+    return parts > a.first ? parts - a.first : 0;
+}
+
+/* What an entry's part leaves for the second kernel: top, total and, of a part behind the first
+ * ones, K values; the first ones' values are in a.sums. */
+static __device__ __forceinline__ float *at_part(const struct cu_attn &a, size_t row, unsigned head,
                                                  unsigned part)
 {
-    return a.parts + ((row * a.H + head) * a.n_parts + part) * (a.kv.K + 2);
+    const unsigned at = part < a.first ? 0 : 2 + (part - a.first) * (a.kv.K + 2);
+    return a.parts + (row * a.H + head) * a.ld_parts + at;
 }
 
 static inline size_t at_sequences(const struct cu_attn *a)
@@ -131,8 +143,8 @@ static __device__ __forceinline__ struct cu_attn at_sequence(struct cu_attn a, u
     if (a.to.rope.n_rot) a.to.pos += y;
     a.out = at_out(a, y * a.ldo);
     a.sums += y * a.ld_sums;
+    a.parts += size_t(y) * a.H * a.ld_parts;
     if (a.lse) a.lse += size_t(y) * a.H;
-    a.parts += size_t(y) * a.H * a.n_parts * (a.kv.K + 2);
     return a;
 }
 

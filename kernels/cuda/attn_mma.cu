@@ -24,6 +24,7 @@
  * a part of it, of each 16 dimensions the even ones in front of the odd: the same products. */
 #include "kernels/cuda/attn.h"
 #include "kernels/cuda/pages.h"
+#include "kernels/cuda/split.h"
 
 enum { AT_RING = 3, AT_WARP_ROWS = 16, AT_WIDE = 4 /* warps of a block */ };
 
@@ -119,7 +120,7 @@ template <unsigned KP, unsigned WARPS> static __device__ __forceinline__ unsigne
 template <unsigned KP, unsigned WARPS>
 static __device__ __forceinline__ unsigned at_head(const struct cu_kv &kv, unsigned g)
 {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
     if (KP > 128 && WARPS > 1) {
         unsigned x = blockIdx.x;
         asm volatile("" : "+r"(x));
@@ -463,8 +464,8 @@ template <unsigned WARPS> static __device__ __forceinline__ unsigned at_anew(uns
     return x;
 }
 
-/* A whole block: what the parts before this one came to; the values are in a.sums. The four lanes
- * that have two entries together know the same of them, so between parts each keeps a number. */
+/* What the parts before this one came to; the values are in a.sums. The four lanes that have two
+ * entries together know the same of them, so between parts each keeps a number. */
 struct at_before {
     float top[2], total[2];
     __device__ __forceinline__ void take(float kept)
@@ -492,12 +493,14 @@ static __device__ __forceinline__ struct cu_attn at_mine(const struct cu_attn &a
     return at_sequence(args, y);
 }
 
-/* The end of a part for entry i of the lane. Folded here, sums so far wait in memory: these lanes
- * alone write and read them, many at once: one after the other they took a quarter of the time. */
+/* The end of a part for entry i of the lane: it begins a sum or is folded with what is there, and
+ * may be the entry's last (ends), or the block's but not the entry's (leaves). Sums so far wait in
+ * memory: these lanes alone write and read them, many at once: one after the other they took a
+ * quarter of the time. */
 template <unsigned KP, unsigned WARPS, class Sums>
 static __device__ __forceinline__ void
-at_close_entry(const struct cu_attn &args, size_t row, unsigned head, unsigned part, bool apart,
-               unsigned i, bool begins, bool ends, const Sums &o, struct at_before &b)
+at_close_entry(const struct cu_attn &args, size_t row, unsigned head, unsigned part, unsigned i,
+               bool begins, bool ends, bool leaves, const Sums &o, struct at_before &b)
 {
     const struct cu_attn a = at_mine<WARPS>(args);
     enum : unsigned {
@@ -510,17 +513,16 @@ at_close_entry(const struct cu_attn &args, size_t row, unsigned head, unsigned p
     const bool first = share == 0 && lane % 4 == 0;
     float *to = a.sums + row * a.ld_sums + size_t(head) * K;
     struct at_weights w = {0, 1};
-    if (apart) {
-        to = at_part(a, row, head, part);
-        if (first) to[0] = o.top[i], to[1] = o.total[i];
-        to += 2;
-    } else if (begins) {
+    if (begins)
         b.top[i] = o.top[i], b.total[i] = o.total[i];
-    } else {
+    else
         w = at_fold(b.top[i], b.total[i], o.top[i], o.total[i]);
+    if (leaves) {
+        float *const left = at_part(a, row, head, part);
+        if (first) left[0] = b.top[i], left[1] = b.total[i];
+        if (part >= a.first) to = left + 2;
     }
-    const bool folds = !apart && !begins, divides = !apart && ends;
-    const bool rounds = divides && a.type == CU_BF16;
+    const bool rounds = ends && a.type == CU_BF16;
     uint32_t *const two =
         static_cast<uint32_t *>(a.out) + (row * a.ldo + size_t(head) * K) / 2; /* if it rounds */
     const float one = 1 / b.total[i];
@@ -531,14 +533,14 @@ at_close_entry(const struct cu_attn &args, size_t row, unsigned head, unsigned p
         for (unsigned n = 0; n < AHEAD && n0 + n < Sums::N; n++) {
             const unsigned d = Sums::two_at(n0 + n) + d0;
             old[n].x = old[n].y = 0;
-            if (folds && d < K) old[n] = *reinterpret_cast<const struct float2 *>(to + d);
+            if (!begins && d < K) old[n] = *reinterpret_cast<const struct float2 *>(to + d);
         }
         CU_UNROLL
         for (unsigned n = 0; n < AHEAD && n0 + n < Sums::N; n++) {
             const unsigned d = Sums::two_at(n0 + n) + d0;
             struct float2 y = o.two(n0 + n, i);
-            if (folds) y.x = at_folded(w, old[n].x, y.x), y.y = at_folded(w, old[n].y, y.y);
-            if (divides) y.x *= one, y.y *= one;
+            if (!begins) y.x = at_folded(w, old[n].x, y.x), y.y = at_folded(w, old[n].y, y.y);
+            if (ends) y.x *= one, y.y *= one;
             if (d >= K) continue;
             if (rounds)
                 two[d / 2] = mma_pack(y.x, y.y);
@@ -546,13 +548,13 @@ at_close_entry(const struct cu_attn &args, size_t row, unsigned head, unsigned p
                 *reinterpret_cast<struct float2 *>(to + d) = y;
         }
     }
-    if (!apart && ends && a.lse && first) a.lse[row * a.H + head] = at_lse(b.top[i], b.total[i]);
+    if (ends && a.lse && first) a.lse[row * a.H + head] = at_lse(b.top[i], b.total[i]);
 }
 
 template <unsigned KP, unsigned WARPS, class Sums>
 static __device__ __forceinline__ void
 at_close(const struct cu_attn &a, const struct at_rows<KP> &w, unsigned group, unsigned g,
-         unsigned entry0, unsigned part, bool apart, Sums &o, float &before)
+         unsigned entry0, unsigned part, Sums &o, float &before)
 {
     const unsigned lane = at_anew<WARPS>(threadIdx.x) % CU_WARP;
     struct at_before b;
@@ -567,8 +569,10 @@ at_close(const struct cu_attn &a, const struct at_rows<KP> &w, unsigned group, u
         const unsigned e = entry0 + lane / 4 + 8 * i;
         const unsigned first = unsigned(at_from(a, w.pos[i])) / CU_KEYS_PART;
         if (w.pos[i] < int32_t(part * CU_KEYS_PART) || first > part) continue;
-        at_close_entry<KP, WARPS>(a, e / group, g * group + e % group, part, apart, i,
-                                  first == part, unsigned(w.pos[i]) / CU_KEYS_PART == part, o, b);
+        const bool apart = part >= a.first;
+        const bool ends = !apart && unsigned(w.pos[i]) / CU_KEYS_PART == part;
+        at_close_entry<KP, WARPS>(a, e / group, g * group + e % group, part, i,
+                                  apart || first == part, ends, !ends && part + 1 >= a.first, o, b);
     }
     before = b.keep();
 }
@@ -618,7 +622,7 @@ static __device__ __forceinline__ mma_addr at_values(char *buffers, mma_addr rin
 template <unsigned KP, bool Q8, unsigned WARPS>
 static __global__ void __launch_bounds__(at_block<KP, Q8, WARPS>::THREADS,
                                          at_block<KP, Q8, WARPS>::BLOCKS)
-    attend_mma(const __grid_constant__ struct cu_attn args, unsigned group, bool whole, int *fault)
+    attend_mma(const __grid_constant__ struct cu_attn args, unsigned group, int *fault)
 {
     typedef at_tile<KP, Q8> D;
     typedef at_block<KP, Q8, WARPS> B;
@@ -631,10 +635,10 @@ static __global__ void __launch_bounds__(at_block<KP, Q8, WARPS>::THREADS,
     const unsigned block0 = (tiles - 1 - nth) * rows; /* the longest start first */
     const unsigned after = block0 + rows < n ? block0 + rows : n;
     const int32_t last = at_pos(a, (after - 1) / group, fault);
-    const unsigned part0 = whole ? 0 : blockIdx.z * CU_KEYS_PART;
+    const unsigned stop = (a.first + blockIdx.z) * CU_KEYS_PART;
+    const unsigned part0 = blockIdx.z ? stop - CU_KEYS_PART : 0;
     if (last < 0 || part0 > unsigned(last)) return;
-    const unsigned all = unsigned(last) + 1;
-    const unsigned end = whole || all < part0 + CU_KEYS_PART ? all : part0 + CU_KEYS_PART;
+    const unsigned all = unsigned(last) + 1, end = all < stop ? all : stop;
     const unsigned from = a.window ? at_from(a, a.pos[block0 / group]) / D::KEYS * D::KEYS : 0;
     const unsigned key0 = from > part0 ? from : part0;
     if (key0 >= end) return;
@@ -645,7 +649,6 @@ static __global__ void __launch_bounds__(at_block<KP, Q8, WARPS>::THREADS,
     feed.send(a.kv, key0, true, D::BUFFER);
 
     const unsigned entry0 = block0 + threadIdx.x / (B::SHARES * CU_WARP) * AT_WARP_ROWS;
-    const bool apart = !whole && at_parts(a) > 1;
     struct at_rows<KP> w;
     struct at_sums<B::OF, Q8> o;
     float before = 1; /* of what a first part does not read */
@@ -671,7 +674,7 @@ static __global__ void __launch_bounds__(at_block<KP, Q8, WARPS>::THREADS,
             key += D::KEYS;
         } while (key < end && key % CU_KEYS_PART);
         at_close<KP, WARPS>(args, w, group, at_anew<WARPS>(g), at_anew<WARPS>(entry0),
-                            (key - 1) / CU_KEYS_PART, apart, o, before);
+                            (key - 1) / CU_KEYS_PART, o, before);
     }
 }
 
@@ -727,37 +730,41 @@ size_t at_mma_blocks(const struct cu_attn *a)
     return at_sequences(a) * at_tiles(a) * a->kv.G;
 }
 
-template <unsigned KP, bool Q8, unsigned WARPS>
-static int launch_mma(struct cu *c, const struct cu_attn *a, bool whole)
+unsigned at_mma_at_once(const struct cu *c, const struct cu_attn *a)
 {
-    const dim3 grid(unsigned(at_tiles(a)) * a->kv.G, unsigned(at_sequences(a)),
-                    whole ? 1 : a->n_parts);
+    static_assert(AT_WIDE * AT_WARP_ROWS == SPLIT_ROWS, "what a block's time is estimated of");
+    if (at_few(a)) return 0;
+    return a->kv.K <= 64 ? 3 : a->kv.K > 128 && c->pages == CU_Q8 ? 1 : 2;
+}
+
+template <unsigned KP, bool Q8, unsigned WARPS>
+static int launch_mma(struct cu *c, const struct cu_attn *a)
+{
+    const dim3 grid(unsigned(at_tiles(a)) * a->kv.G, unsigned(at_sequences(a)), 1 + at_behind(*a));
     typedef at_block<KP, Q8, WARPS> B;
     static_assert(B::ROOM <= 48 << 10, "what a block gets unasked");
     KN_LAUNCH((attend_mma<KP, Q8, WARPS>), grid, dim3(B::THREADS), B::ROOM, c->stream, *a,
-              a->H / a->kv.G, whole, c->fault);
+              a->H / a->kv.G, c->fault);
     return cu_launched(c);
 }
 
-template <unsigned KP, bool Q8>
-static int launch_dims(struct cu *c, const struct cu_attn *a, bool whole)
+template <unsigned KP, bool Q8> static int launch_dims(struct cu *c, const struct cu_attn *a)
 {
-    return at_few(a) ? launch_mma<KP, Q8, 1>(c, a, whole)
-                     : launch_mma<KP, Q8, AT_WIDE>(c, a, whole);
+    return at_few(a) ? launch_mma<KP, Q8, 1>(c, a) : launch_mma<KP, Q8, AT_WIDE>(c, a);
 }
 
-template <bool Q8> static int launch_pages(struct cu *c, const struct cu_attn *a, bool whole)
+template <bool Q8> static int launch_pages(struct cu *c, const struct cu_attn *a)
 {
     const unsigned K = a->kv.K;
-    return K <= 64    ? launch_dims<64, Q8>(c, a, whole)
-           : K <= 96  ? launch_dims<96, Q8>(c, a, whole)
-           : K <= 128 ? launch_dims<128, Q8>(c, a, whole)
-                      : launch_dims<256, Q8>(c, a, whole);
+    return K <= 64    ? launch_dims<64, Q8>(c, a)
+           : K <= 96  ? launch_dims<96, Q8>(c, a)
+           : K <= 128 ? launch_dims<128, Q8>(c, a)
+                      : launch_dims<256, Q8>(c, a);
 }
 
-int at_mma(struct cu *c, const struct cu_attn *a, bool whole)
+int at_mma(struct cu *c, const struct cu_attn *a)
 {
-    return c->pages == CU_Q8 ? launch_pages<true>(c, a, whole) : launch_pages<false>(c, a, whole);
+    return c->pages == CU_Q8 ? launch_pages<true>(c, a) : launch_pages<false>(c, a);
 }
 
 /* ---- mass: a block has a tile of keys and one KV head, its warps every fourth 16 entries ---- */

@@ -896,12 +896,11 @@ static int attn(struct kn_stream *st, const struct kn_attn_args *a)
     if (r < 0) return r;
     if (rows.to != CU_F32) c.ldo = HK;
     if (rows.to == CU_BF16) c.type = CU_BF16;
-    if (cu_is_eight(rows.to)) {
-        c.out = scratch(st, SLOT_OPERAND, a->m * HK * sizeof(float));
-        if (!c.out) return -ENOMEM;
-    }
+    if (cu_is_eight(rows.to) && !(c.out = scratch(st, SLOT_OPERAND, a->m * HK * sizeof(float))))
+        return -ENOMEM;
     if ((r = attn_by_library(st, &c, a->n_keys)) != -ENOTSUP) return r;
-    const size_t floats = cu_attn_parts(st->dev->cu, &c);
+    c.first = cu_attn_first(st->dev->cu, &c, a->known);
+    const size_t floats = cu_attn_floats(&c);
     float *parts = floats ? scratch(st, SLOT_PARTS, floats * sizeof *parts) : NULL;
     if (floats && !parts) return -ENOMEM;
     r = cu_attn(st->dev->cu, &c, parts);

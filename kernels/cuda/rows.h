@@ -94,16 +94,20 @@ struct cu_attn {
     void *out;             /* of type `type`: CU_F32, CU_BF16 */
     size_t ldo;
     enum cu_type type;
-    float *lse; /* [m, H] or NULL; cu_mass() reads it */
+    float *lse;     /* [m, H] or NULL; cu_mass() reads it */
+    unsigned first; /* of cu_attn(): 1 to all of a row's parts of the keys; cu_attn_first() */
     /* cu_attn()'s own: */
-    float *parts;
-    unsigned n_parts;
     float *sums; /* [m, H, K], rows ld_sums apart: where sums wait for those of the next part */
     size_t ld_sums;
+    float *parts; /* [m, H, ld_parts]: attn.h */
+    unsigned ld_parts;
 };
+/* How many first parts of its rows' keys a block shall go through by itself; known: pos, as the
+ * host reads it, or NULL. Changes no bit of what comes out. */
+unsigned cu_attn_first(const struct cu *c, const struct cu_attn *a, const int32_t *known);
 /* Floats of scratch that the launch needs. */
-size_t cu_attn_parts(const struct cu *c, const struct cu_attn *a);
-int cu_attn(struct cu *c, const struct cu_attn *a, float *parts);
+size_t cu_attn_floats(const struct cu_attn *a);
+int cu_attn(struct cu *c, const struct cu_attn *a, float *scratch);
 size_t cu_mass_parts(const struct cu *c, const struct cu_attn *a, size_t n_keys);
 int cu_mass(struct cu *c, const struct cu_attn *a, float *mass, size_t key0, size_t n_keys,
             float *parts);

@@ -134,7 +134,8 @@ static int field_init(struct field *f, struct cu *c, const struct sdpa *s,
     f->a.pos = (int32_t *)f->numbers + n_pages;
     f->a.kv.base = (char *)f->pages + layer; /* the second of two layers */
     f->a.kv.pages = f->numbers;
-    const size_t floats = cu_attn_parts(c, &f->a);
+    f->a.first = cu_attn_first(c, &f->a, NULL);
+    const size_t floats = cu_attn_floats(&f->a);
     if (floats) f->parts = room_of(f, floats * sizeof(float), &r);
     if (r == 0) r = cu_noise(c, CU_F32, f->q, f->a.m * HK);
     /* As f16 these are numbers between -2 and 2, as bytes any: pages of 8 bits, too. */

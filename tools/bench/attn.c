@@ -96,6 +96,7 @@ static int attend_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
                              .ldq = b->HK,
                              .m = n,
                              .pos = b->pos + row0,
+                             .known = b->c->n_seqs ? NULL : b->pos + row0,
                              .H = g->H,
                              .kv = b->c->n_seqs ? &b->many : &b->kv[0],
                              .scale = 1.0f / sqrtf((float)g->K),
