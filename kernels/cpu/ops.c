@@ -229,6 +229,9 @@ static int decode_values(const struct kn_simd *simd, const void *x, size_t first
     return 0;
 }
 
+/* A tile's columns; of 3 heads of 64 dims K and V are 24 KiB in f32. */
+enum { LOAD_ROWS = 16 };
+
 struct load_par {
     const struct kn_kv *kv;
     unsigned layer;
@@ -264,7 +267,32 @@ static int load_q8(const struct kn_simd *simd, const struct load_par *l, bool is
     return r < 0 ? r : page8_put(&simd->stored, kv, layer, is_v, slot, n, x, GK);
 }
 
-/* The tokens of one page: decode and rotate them in scratch, then store them. */
+/* Rows [i0, i0 + n) to the page at their slot by way of f32, K and V [LOAD_ROWS, G*K] each. */
+static int load_part(const struct kn_dev *d, const struct load_par *l, size_t i0, size_t n,
+                     void *layer, size_t slot, float *k)
+{
+    const struct kn_simd *simd = d->simd;
+    const size_t GK = (size_t)l->kv->G * l->kv->K;
+    float *v = k + LOAD_ROWS * GK;
+    if (d->kv_q8) {
+        int r = load_q8(simd, l, false, i0, n, layer, slot, k);
+        return r < 0 ? r : load_q8(simd, l, true, i0, n, layer, slot, v);
+    }
+    int r = load_rows(simd, l, false, i0, n, k);
+    if (r == 0) r = load_rows(simd, l, true, i0, n, v);
+    return r < 0 ? r : kn_cpu_attn_ops(d)->put(l->kv, layer, slot, n, k, GK, v, GK);
+}
+
+/* All of a layer in a page is about to be written: its lines are asked for at once, where stores
+ * would wait for a few at a time. */
+static void expect_page(const struct kn_dev *d, const struct kn_kv *kv, char *layer)
+{
+    const size_t bytes = 2 * P * kn_row_bytes(d->head.info.kv, kv->G, kv->K);
+    for (size_t i = 0; i < bytes; i += 64)
+        __builtin_prefetch(layer + i, 1);
+}
+
+/* The tokens of one page, as many at a time as L1 holds in f32. */
 static int load_item(struct kn_stream *st, void *arg, size_t item)
 {
     const struct load_par *l = arg;
@@ -273,21 +301,18 @@ static int load_item(struct kn_stream *st, void *arg, size_t item)
     size_t a = page * P > pos0 ? page * P : pos0; /* absolute positions */
     size_t b = (page + 1) * P, end = pos0 + s->n;
     if (b > end) b = end;
-    size_t i0 = a - pos0, n = b - a;
-    float *k = kn_cpu_scratch(st, KN_SLOT_KV, 2 * P * GK * sizeof(float));
-    if (!k) return -ENOMEM;
-    float *v = k + P * GK;
-    const struct kn_simd *simd = st->dev->simd;
+    float *x = kn_cpu_scratch(st, KN_SLOT_KV, 2 * LOAD_ROWS * GK * sizeof(float));
+    if (!x) return -ENOMEM;
+    if (st->dev->kv_q8 && !fits_q8(st->dev, l->kv->K)) return -ENOTSUP;
     void *layer = page_layer(st->dev, l->kv, l->layer, page);
-    if (st->dev->kv_q8) {
-        if (!fits_q8(st->dev, l->kv->K)) return -ENOTSUP;
-        int r = load_q8(simd, l, false, i0, n, layer, a % P, k);
-        return r < 0 ? r : load_q8(simd, l, true, i0, n, layer, a % P, v);
+    int r = 0;
+    if (b - a == P) expect_page(st->dev, l->kv, layer);
+    for (size_t n; r == 0 && a < b; a += n) {
+        n = LOAD_ROWS - a % LOAD_ROWS;
+        if (n > b - a) n = b - a;
+        r = load_part(st->dev, l, a - pos0, n, layer, a % P, x);
     }
-    int r = load_rows(simd, l, false, i0, n, k);
-    if (r == 0) r = load_rows(simd, l, true, i0, n, v);
-    if (r < 0) return r;
-    return kn_cpu_attn_ops(st->dev)->put(l->kv, layer, a % P, n, k, GK, v, GK);
+    return r;
 }
 
 static int kv_load(struct kn_stream *st, const struct kn_kv *kv, unsigned layer,

@@ -176,18 +176,39 @@ static void put_k(pair *page, size_t K, size_t slot, const float *k)
     }
 }
 
-/* Four keys whose columns are beside each other; K in whole vectors of pairs. */
-static void put_k4(pair *page, size_t K, size_t slot, const float *k, size_t ldk)
+/* Keys whose columns are beside each other, 4 of a tile or all 16; K in whole vectors of pairs. */
+VF_INLINE void put_k_beside(pair *page, size_t K, size_t slot, const float *k, size_t ldk,
+                            const size_t n)
 {
     pair *to = page + slot / AMX_COLS * (K / 2) * AMX_COLS + slot % AMX_COLS;
     for (size_t d = 0; d < K; d += 2 * VL) {
-        __m512i key[4];
-#pragma GCC unroll 4
-        for (size_t i = 0; i < 4; i++) {
+        __m512i key[AMX_COLS];
+#pragma GCC unroll 16
+        for (size_t i = 0; i < n; i++) {
             const float *x = k + i * ldk + d;
             key[i] = (__m512i)_mm512_cvtne2ps_pbh(vf_load(x + VL), vf_load(x));
         }
-        columns_put(key, to + d / 2 * AMX_COLS);
+        (n == AMX_COLS ? columns_put_all : columns_put)(key, to + d / 2 * AMX_COLS);
+    }
+}
+
+/* The most keys from a slot on that are put together, of n. */
+static size_t keys_beside(size_t K, size_t slot, size_t n)
+{
+    if (K % (2 * VL)) return 1;
+    return slot % AMX_COLS == 0 && n >= AMX_COLS ? AMX_COLS : slot % 4 == 0 && n >= 4 ? 4 : 1;
+}
+
+static void put_keys(pair *page, size_t K, size_t slot, size_t n, const float *k, size_t ldk)
+{
+    for (size_t m; n > 0; n -= m, slot += m, k += m * ldk) {
+        m = keys_beside(K, slot, n);
+        if (m == AMX_COLS)
+            put_k_beside(page, K, slot, k, ldk, AMX_COLS);
+        else if (m == 4)
+            put_k_beside(page, K, slot, k, ldk, 4);
+        else
+            put_k(page, K, slot, k);
     }
 }
 
@@ -217,15 +238,7 @@ static int put_kv(const struct kn_kv *kv, void *layer, size_t slot, size_t n, co
 {
     if (kv->K % 2) return -ENOTSUP;
     for (size_t g = 0; g < kv->G; g++) {
-        pair *k_page = k_of(kv, layer, g);
-        for (size_t i = 0, m; i < n; i += m) {
-            const float *x = k + i * ldk + g * kv->K;
-            m = (slot + i) % 4 == 0 && n - i >= 4 && kv->K % (2 * VL) == 0 ? 4 : 1;
-            if (m == 4)
-                put_k4(k_page, kv->K, slot + i, x, ldk);
-            else
-                put_k(k_page, kv->K, slot + i, x);
-        }
+        put_keys(k_of(kv, layer, g), kv->K, slot, n, k + g * kv->K, ldk);
         const float *from = v + g * kv->K;
         for (size_t i = 0; i < n;) {
             const bool two = (slot + i) % 2 == 0 && i + 1 < n;

@@ -260,14 +260,8 @@ static int encode_f16(const float *x, size_t n, uint16_t *out)
 static void decode_f16(const uint16_t *x, size_t n, float *out)
 {
     size_t i = 0;
-#if KN_SIMD >= 256
-    for (; i + 8 <= n; i += 8)
-        _mm256_storeu_ps(out + i,
-                         _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(x + i))));
-#elif KN_SIMD == 128
-    for (; i + 4 <= n; i += 4)
-        vst1q_f32(out + i, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(x + i))));
-#endif
+    for (; i + VL <= n; i += VL)
+        vf_store(out + i, vf_from_f16(x + i));
     for (; i < n; i++)
         out[i] = f16_to_f32(x[i]);
 }

@@ -210,6 +210,12 @@ HS_FN hs_reg hs_put_quarter(hs_reg a, __m128i b, int i)
     a.quarter[i] = b;
     return a;
 }
+/* Two quarters of a and two of b, by two bits each. */
+HS_FN hs_reg hs_pick_quarters(hs_reg a, hs_reg b, unsigned by)
+{
+    return (hs_reg){.quarter = {a.quarter[by & 3], a.quarter[by >> 2 & 3], b.quarter[by >> 4 & 3],
+                                b.quarter[by >> 6 & 3]}};
+}
 /* In each quarter the values of `size` bytes of one half of a and of b, in turn. */
 HS_FN hs_reg hs_zip(hs_reg a, hs_reg b, size_t size, size_t half)
 {
@@ -392,6 +398,7 @@ HS_FN void hs_tile_dot(int c, int a, int b)
 #define _mm512_broadcast_i32x4(a) hs_quarters(a).w
 #define _mm512_castsi128_si512(a) hs_quarters(a).w
 #define _mm512_inserti32x4(a, b, i) hs_put_quarter(hs_w(a), b, i).w
+#define _mm512_shuffle_i32x4(a, b, by) hs_pick_quarters(hs_w(a), hs_w(b), by).w
 #define _mm512_extracti32x4_epi32(a, i) hs_w(a).quarter[i]
 #define _mm512_castsi512_si128(a) _mm256_castsi256_si128(hs_w(a).halfw[0])
 
