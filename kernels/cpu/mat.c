@@ -298,11 +298,17 @@ static int prepare_columns(struct kn_stream *st, struct gemm_par *g, size_t n)
     return kn_par(st, n * KN_COLUMN_TILES, columns_item, g);
 }
 
+/* A code on its way to bf16 costs more than the product with one row, but for tiles. */
+static bool by_f32(const struct kn_mat *w)
+{
+    return w->coded && w->dev->replaying && !by_columns(w, 1);
+}
+
 /* Products in bf16 that read rows as pairs. */
 static bool by_pairs(const struct kn_mat *w, size_t m)
 {
-    const bool as_f32 = w->dev->replaying && w->coded && !by_columns(w, 1);
-    return w->dev->isa == KN_ISA_AMX && w->kind == GEMM_OWN_BF16 && !as_f32 && !by_columns(w, m);
+    return w->dev->isa == KN_ISA_AMX && w->kind == GEMM_OWN_BF16 && !by_f32(w) &&
+           !by_columns(w, m);
 }
 
 static int pairs_item(struct kn_stream *st, void *arg, size_t item)
@@ -395,8 +401,7 @@ static int gemm_item(struct kn_stream *st, void *arg, size_t item)
         j.rows = &rows;
     } else if (w->coded) {
         j.coded = w->coded;
-        /* A code on its way to bf16 costs more than the product with one row, but for tiles. */
-        j.as_f32 = w->dev->replaying && !by_columns(w, 1);
+        j.as_f32 = by_f32(w);
         j.columns = by_columns(w, a->m) ? g->columns + columns_at(g, item / g->n_items) : NULL;
     }
     if (pairs || (j.coded && !j.columns))
