@@ -5,29 +5,27 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/turn.h"
 
-#include <math.h>
 #include <string.h>
 
 int kn_int8_create(struct kn_dev *d, size_t n, size_t k, struct kn_int8 **ret)
 {
-    const struct kn_int8_cut cut = kn_int8_cut(k);
     const size_t nr = d->simd->nr, columns = (n + nr - 1) / nr * nr;
+    if (k > KN_INT8_K_MAX) return -ENOTSUP;
     struct kn_int8 *w = mem_zalloc(sizeof *w);
     if (!w) return -ENOMEM;
-    *w = (struct kn_int8){.cut = cut,
-                          .nr = (unsigned)nr,
+    *w = (struct kn_int8){.nr = (unsigned)nr,
                           .zero = d->isa == KN_ISA_AMX || d->isa == KN_ISA_NEON ? 0 : 128,
-                          .k = k,
+                          .k = kn_int8_k(k),
                           .columns = columns,
-                          .bytes = columns * (cut.k + cut.n_blocks * sizeof *w->scale)};
+                          .bytes = columns * (kn_int8_k(k) + sizeof *w->scale)};
     w->panel = kn_slab_take(d, w->bytes, &w->slab);
     if (!w->panel) {
         mem_free(w);
         return -ENOMEM;
     }
-    w->scale = (float *)(void *)(w->panel + columns * cut.k);
-    memset(w->panel, (int)w->zero, columns * cut.k);
-    memset(w->scale, 0, columns * cut.n_blocks * sizeof *w->scale);
+    w->scale = (float *)(void *)(w->panel + columns * w->k);
+    memset(w->panel, (int)w->zero, columns * w->k);
+    memset(w->scale, 0, columns * sizeof *w->scale);
     *ret = w;
     return 0;
 }
@@ -39,42 +37,34 @@ void kn_int8_destroy(struct kn_int8 *w)
     mem_free(w);
 }
 
-/* A block of a row: bytes as panels hold them, in whole fours, and the scale. */
-static float round_block(const struct kn_int8 *w, const float *x, size_t n, uint8_t *to)
+/* As rows of a product, so that both are rotated and rounded alike; then they become columns. */
+int kn_int8_fill(const struct kn_dev *d, struct kn_int8 *w, size_t row, size_t n, const float *x,
+                 size_t k)
 {
-    float top = 0;
-    for (size_t i = 0; i < n; i++)
-        top = top > fabsf(x[i]) ? top : fabsf(x[i]);
-    const float by = top > 0 ? 127 / top : 0;
-    for (size_t i = 0; i < n; i++)
-        to[i] = (uint8_t)(lrintf(x[i] * by) + (long)w->zero);
-    for (size_t i = n; i % 4; i++)
-        to[i] = (uint8_t)w->zero;
-    return top / 127;
-}
-
-void kn_int8_fill(struct kn_int8 *w, size_t row, size_t n, const float *x)
-{
-    uint8_t *to = w->panel + row / w->nr * w->nr * w->cut.k + row % w->nr * 4;
-    uint8_t buf[KN_TURN_ROWS][KN_INT8_BLOCK];
+    struct kn_int8_rows r;
     const uint8_t *from[KN_TURN_ROWS];
-    for (size_t i = 0; i < n; i++)
-        from[i] = buf[i];
-    for (size_t b = 0, k0 = 0, k1; b < w->cut.n_blocks; b++, k0 = k1) {
-        k1 = w->k - k0 < w->cut.block ? w->k : k0 + w->cut.block;
-        for (size_t i = 0; i < n; i++)
-            w->scale[b * w->columns + row + i] =
-                round_block(w, x + i * w->k + k0, k1 - k0, buf[i]);
-        turn_rows(from, n, 4, (k1 - k0 + 3) / 4, to + k0 * w->nr, w->nr * 4);
+    char *buf = mem_alloc(kn_int8_place(n, k, NULL, &r) + w->k * sizeof(float));
+    if (!buf) return -ENOMEM;
+    float *room = (void *)(buf + kn_int8_place(n, k, buf, &r));
+    kn_int8_rows_of(d->isa)(x, k, n, k, room, &r);
+    for (size_t i = 0; i < n; i++) {
+        uint8_t *q = (uint8_t *)r.q + i * r.stride;
+        for (size_t at = 0; at < w->k; at++)
+            q[at] = (uint8_t)(q[at] + w->zero);
+        from[i] = q;
+        w->scale[row + i] = r.scale[i];
     }
+    turn_rows(from, n, 4, w->k / 4, w->panel + row / w->nr * w->nr * w->k + row % w->nr * 4,
+              w->nr * 4);
+    mem_free(buf);
+    return 0;
 }
 
 size_t kn_int8_place(size_t m, size_t k, char *at, struct kn_int8_rows *ret)
 {
     enum { LINE = 64, TILES = 32 };
-    const struct kn_int8_cut cut = kn_int8_cut(k);
-    const size_t rows = (m + TILES - 1) / TILES * TILES, stride = cut.k | LINE;
-    const size_t scales = (rows * cut.n_blocks * sizeof(float) + LINE - 1) / LINE * LINE;
+    const size_t rows = (m + TILES - 1) / TILES * TILES, stride = kn_int8_k(k) | LINE;
+    const size_t scales = (rows * sizeof(float) + LINE - 1) / LINE * LINE;
     *ret = (struct kn_int8_rows){stride, (void *)at, (void *)(at + rows * stride),
                                  (void *)(at + rows * stride + scales)};
     return rows * stride + 2 * scales;

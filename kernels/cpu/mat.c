@@ -154,13 +154,15 @@ static void fill_padding(struct kn_mat *w)
 }
 
 /* Rows of one panel, KN_TURN_ROWS at most. */
-static void fill_rows(struct kn_mat *w, size_t row, size_t n, const float *x)
+static int fill_rows(struct kn_mat *w, size_t row, size_t n, const float *x)
 {
-    if (w->int8) kn_int8_fill(w->int8, row, n, x);
+    const int r = w->int8 ? kn_int8_fill(w->dev, w->int8, row, n, x, w->k) : 0;
+    if (r < 0) return r;
     if (w->coded)
         kn_coded_fill_f32(w->coded, row, n, x);
     else if (w->data)
         (w->kind == GEMM_OWN_F32 ? fill_f32 : fill_bf16)(w, row, n, x);
+    return 0;
 }
 
 /* How many of n rows from `row` on go together. */
@@ -176,11 +178,12 @@ static int mat_fill(struct kn_mat *w, size_t row0, size_t n_rows, const float *r
     if (row0 > w->n || n_rows > w->n - row0 || w->ready) return -EINVAL;
     for (size_t i = 0; w->coded && i < n_rows; i++)
         if (kn_coded_form(w->coded, row0 + i).bits) return -EINVAL;
-    for (size_t i = 0, now; i < n_rows; i += now) {
+    int r = 0;
+    for (size_t i = 0, now; r == 0 && i < n_rows; i += now) {
         now = rows_together(w, row0 + i, n_rows - i);
-        fill_rows(w, row0 + i, now, rows + i * w->k);
+        r = fill_rows(w, row0 + i, now, rows + i * w->k);
     }
-    return 0;
+    return r;
 }
 
 static int mat_fill_codes(struct kn_mat *w, size_t row0, size_t n_rows,
@@ -195,16 +198,17 @@ static int mat_fill_codes(struct kn_mat *w, size_t row0, size_t n_rows,
     kn_coded_fill(w->coded, row0, n_rows, rows);
     float *x = values ? mem_alloc(KN_TURN_ROWS * w->k * sizeof *x) : NULL;
     if (values && !x) return -ENOMEM;
-    for (size_t i = 0, now; values && i < n_rows; i += now) {
+    int r = 0;
+    for (size_t i = 0, now; values && r == 0 && i < n_rows; i += now) {
         now = rows_together(w, row0 + i, n_rows - i);
-        for (size_t r = 0; r < now; r++) {
-            const struct codes_form f = kn_coded_form(w->coded, row0 + i + r);
-            codes_values(&f, &rows[i + r], w->k, x + r * w->k);
+        for (size_t at = 0; at < now; at++) {
+            const struct codes_form f = kn_coded_form(w->coded, row0 + i + at);
+            codes_values(&f, &rows[i + at], w->k, x + at * w->k);
         }
-        fill_rows(w, row0 + i, now, x);
+        r = fill_rows(w, row0 + i, now, x);
     }
     mem_free(x);
-    return 0;
+    return r;
 }
 
 static int mat_done(struct kn_mat *w)
@@ -228,12 +232,14 @@ const struct kn_mat_ops kn_cpu_mat_ops = {.create = mat_create,
 /* Products with weights of one shape; items are whole groups of a weight's panels. */
 struct gemm_par {
     const struct kn_gemm_args *a;
-    size_t n_items; /* of each product */
-    char *rows;     /* in 8 bits, one product's behind the other's; NULL: as they are */
-    char *columns;  /* the same, as columns of tiles */
-    void *pairs;    /* of the one product there is, as pairs; NULL: each item makes its own */
+    size_t n_items;   /* of each product */
+    char *rows;       /* in 8 bits, one product's behind the other's; NULL: as they are */
+    char *columns;    /* the same, as columns of tiles */
+    size_t row_items; /* of each product, ROWS8 rows of it */
+    void *pairs;      /* of the one product there is, as pairs; NULL: each item makes its own */
 };
 
+enum { ROWS8 = 16 }; /* chosen */
 static size_t rows8_bytes(const struct kn_gemm_args *a)
 {
     struct kn_int8_rows r;
@@ -250,12 +256,21 @@ static struct kn_int8_rows rows8_of(const struct gemm_par *g, size_t i)
     return r;
 }
 
+/* Some rows of one product. */
 static int rows8_item(struct kn_stream *st, void *arg, size_t item)
 {
     const struct gemm_par *g = arg;
-    const struct kn_gemm_args *a = &g->a[item];
-    const struct kn_int8_rows r = rows8_of(g, item);
-    kn_int8_rows_of(st->dev->isa)(a->a, a->lda, a->m, a->w->k, &r);
+    const struct kn_gemm_args *a = &g->a[item / g->row_items];
+    const size_t row = item % g->row_items * ROWS8, left = a->m > row ? a->m - row : 0;
+    if (left == 0) return 0;
+    struct kn_int8_rows r = rows8_of(g, item / g->row_items);
+    float *room = kn_cpu_scratch(st, KN_SLOT_WEIGHTS, KN_GEMM_BLOCK);
+    if (!room) return -ENOMEM;
+    r.q += row * r.stride;
+    r.scale += row;
+    r.sum += row;
+    kn_int8_rows_of(st->dev->isa)(a->a + row * a->lda, a->lda, left < ROWS8 ? left : ROWS8, a->w->k,
+                                  room, &r);
     return 0;
 }
 
@@ -307,8 +322,7 @@ static bool by_f32(const struct kn_mat *w)
 /* Products in bf16 that read rows as pairs. */
 static bool by_pairs(const struct kn_mat *w, size_t m)
 {
-    return w->dev->isa == KN_ISA_AMX && w->kind == GEMM_OWN_BF16 && !by_f32(w) &&
-           !by_columns(w, m);
+    return w->dev->isa == KN_ISA_AMX && w->kind == GEMM_OWN_BF16 && !by_f32(w) && !by_columns(w, m);
 }
 
 static int pairs_item(struct kn_stream *st, void *arg, size_t item)
@@ -343,11 +357,15 @@ static int prepare_rows(struct kn_stream *st, struct gemm_par *g, size_t n)
         const int r = n == 1 ? prepare_pairs(st, g) : 0;
         return r < 0 ? r : prepare_columns(st, g, n);
     }
-    for (size_t i = 0; i < n; i++)
+    size_t m = 1;
+    for (size_t i = 0; i < n; i++) {
         bytes += rows8_bytes(&g->a[i]);
+        m = m > g->a[i].m ? m : g->a[i].m;
+    }
+    g->row_items = (m + ROWS8 - 1) / ROWS8;
     g->rows = kn_cpu_scratch(st, KN_SLOT_ROWS, bytes);
     if (!g->rows) return -ENOMEM;
-    return n == 1 ? rows8_item(st, g, 0) : kn_par(st, n, rows8_item, g);
+    return kn_par(st, n * g->row_items, rows8_item, g);
 }
 
 static size_t group_of(const struct kn_mat *w)
@@ -404,7 +422,7 @@ static int gemm_item(struct kn_stream *st, void *arg, size_t item)
         j.as_f32 = by_f32(w);
         j.columns = by_columns(w, a->m) ? g->columns + columns_at(g, item / g->n_items) : NULL;
     }
-    if (pairs || (j.coded && !j.columns))
+    if (pairs || j.rows || (j.coded && !j.columns))
         if (!(j.block = kn_cpu_scratch(st, KN_SLOT_WEIGHTS, KN_GEMM_BLOCK))) return -ENOMEM;
     if (pairs) {
         j.paired = g->pairs;

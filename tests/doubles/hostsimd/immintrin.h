@@ -140,6 +140,10 @@ HS_FN hs_reg hs_addi(hs_reg a, hs_reg b)
 {
     HS_LANE(r.u[l] = a.u[l] + b.u[l]);
 }
+HS_FN hs_reg hs_maxi(hs_reg a, hs_reg b)
+{
+    HS_LANE(r.i[l] = a.i[l] > b.i[l] ? a.i[l] : b.i[l]);
+}
 HS_FN hs_reg hs_or(hs_reg a, hs_reg b)
 {
     HS_LANE(r.u[l] = a.u[l] | b.u[l]);
@@ -365,7 +369,7 @@ HS_FN void hs_tile_dot(int c, int a, int b)
 #define _mm512_max_ps(a, b) hs_max(hs_v(a), hs_v(b)).v
 #define _mm512_min_ps(a, b) hs_min(hs_v(a), hs_v(b)).v
 #define _mm512_fmadd_ps(a, b, c) hs_fma(hs_v(a), hs_v(b), hs_v(c)).v
-#define _mm512_roundscale_ps(a, scale) hs_rint(hs_v(a)).v /* scale 0, the only one used */
+#define _mm512_roundscale_ps(a, scale) hs_rint(hs_v(a)).v  /* scale 0, the only one used */
 #define _mm512_reduce_ps(a, how) hs_above_floor(hs_v(a)).v /* down, likewise */
 #define _mm512_scalef_ps(a, n) hs_scale2(0xffff, hs_v(a), hs_v(n)).v
 #define _mm512_mask_blend_ps(m, a, b) hs_blend(m, hs_v(a), hs_v(b)).v
@@ -377,6 +381,7 @@ HS_FN void hs_tile_dot(int c, int a, int b)
 #define _mm512_set1_epi32(x) hs_set1i(x).w
 #define _mm512_setr_epi32(...) ((hs_reg){.i = {__VA_ARGS__}}).w
 #define _mm512_add_epi32(a, b) hs_addi(hs_w(a), hs_w(b)).w
+#define _mm512_max_epi32(a, b) hs_maxi(hs_w(a), hs_w(b)).w
 #define _mm512_or_si512(a, b) hs_or(hs_w(a), hs_w(b)).w
 #define _mm512_slli_epi32(a, n) hs_left(hs_w(a), n).w
 #define _mm512_srli_epi32(a, n) hs_right(hs_w(a), n).w

@@ -1,5 +1,5 @@
-/* Pages in 8 bits beside a device's own, for docs/benchmarks.md: what they change, and what time
- * they take.
+/* Pages in 8 bits beside a device's own, and weights in 8 bits, for docs/benchmarks.md: what they
+ * change, and what time they take.
  *   bench_pages kl MODEL TEXT [isa]       every position of the first pieces of a text, to f32
  *   bench_pages time MODEL TOKENS [isa]   a full prefill, and decode steps behind so many tokens
  * Sequences of the latter have stored KV of random values, each its own pages. Both run all
@@ -15,16 +15,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SESSIONS = 8, ROUNDS = 9, STEPS = 4, PIECES = 8, PIECE = 768, QUESTION = 32, WAYS = 4 };
+enum { SESSIONS = 8, ROUNDS = 9, STEPS = 4, PIECES = 8, PIECE = 768, QUESTION = 32, WAYS = 5 };
 
 static const struct {
     const char *name;
     enum kn_arith arith;
     bool kv_q8;
-} ways[WAYS] = {{"f32", KN_ARITH_F32, false},
-                {"f32, q8 pages", KN_ARITH_F32, true},
-                {"bf16", KN_ARITH_BF16, false},
-                {"bf16, q8 pages", KN_ARITH_BF16, true}};
+    enum kn_weights weights;
+} ways[WAYS] = {{"f32", KN_ARITH_F32, false, KN_WEIGHTS_AUTO},
+                {"f32, q8 pages", KN_ARITH_F32, true, KN_WEIGHTS_AUTO},
+                {"bf16", KN_ARITH_BF16, false, KN_WEIGHTS_AUTO},
+                {"bf16, q8 pages", KN_ARITH_BF16, true, KN_WEIGHTS_AUTO},
+                {"int8", KN_ARITH_AUTO, false, KN_WEIGHTS_INT8}};
 
 static struct model *model;
 static struct fus_core *core[WAYS]; /* NULL: this CPU has no such arithmetic */
@@ -41,12 +43,16 @@ static void open_cores(const char *path, const char *isa, size_t n_tok)
     if (model_open(path, &model, &e) < 0) give_up(e.msg);
     const struct model_cfg *g = model_config(model);
     for (int w = 0; w < WAYS; w++) {
-        const size_t width = ways[w].kv_q8                   ? g->K + 2
-                             : ways[w].arith == KN_ARITH_F32 ? 4 * g->K
-                                                             : 2 * g->K;
-        const struct fus_core_opts o = {
-            .dev = {.isa = isa, .arith = ways[w].arith, .kv_q8 = ways[w].kv_q8},
-            .kv_bytes = (n_tok + 2 * KN_PAGE) * 2 * g->G * width * g->L};
+        const size_t width = ways[w].kv_q8                    ? g->K + 2
+                             : ways[w].arith != KN_ARITH_BF16 ? 4 * g->K
+                                                              : 2 * g->K;
+        const struct fus_core_opts o = {.dev = {.isa = isa,
+                                                .arith = ways[w].arith,
+                                                .allow_bf16 = ways[w].arith == KN_ARITH_AUTO,
+                                                .kv_q8 = ways[w].kv_q8,
+                                                .weights = ways[w].weights},
+                                        .kv_bytes =
+                                            (n_tok + 2 * KN_PAGE) * 2 * g->G * width * g->L};
         if (fus_core_create(model, &o, &core[w], &e) < 0) (void)fprintf(stderr, "%s\n", e.msg);
         if (core[w])
             printf("%-16s %s, %s, %zu bytes of KV a token\n", ways[w].name,
