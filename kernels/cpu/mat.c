@@ -239,7 +239,8 @@ struct gemm_par {
     void *pairs;      /* of the one product there is, as pairs; NULL: each item makes its own */
 };
 
-enum { ROWS8 = 16 }; /* chosen */
+enum { ROWS8 = 16 }; /* that are rounded together; chosen */
+
 static size_t rows8_bytes(const struct kn_gemm_args *a)
 {
     struct kn_int8_rows r;
@@ -322,7 +323,8 @@ static bool by_f32(const struct kn_mat *w)
 /* Products in bf16 that read rows as pairs. */
 static bool by_pairs(const struct kn_mat *w, size_t m)
 {
-    return w->dev->isa == KN_ISA_AMX && w->kind == GEMM_OWN_BF16 && !by_f32(w) && !by_columns(w, m);
+    return w->dev->isa == KN_ISA_AMX && w->kind == GEMM_OWN_BF16 && !by_f32(w) &&
+           !by_columns(w, m);
 }
 
 static int pairs_item(struct kn_stream *st, void *arg, size_t item)

@@ -369,7 +369,7 @@ HS_FN void hs_tile_dot(int c, int a, int b)
 #define _mm512_max_ps(a, b) hs_max(hs_v(a), hs_v(b)).v
 #define _mm512_min_ps(a, b) hs_min(hs_v(a), hs_v(b)).v
 #define _mm512_fmadd_ps(a, b, c) hs_fma(hs_v(a), hs_v(b), hs_v(c)).v
-#define _mm512_roundscale_ps(a, scale) hs_rint(hs_v(a)).v  /* scale 0, the only one used */
+#define _mm512_roundscale_ps(a, scale) hs_rint(hs_v(a)).v /* scale 0, the only one used */
 #define _mm512_reduce_ps(a, how) hs_above_floor(hs_v(a)).v /* down, likewise */
 #define _mm512_scalef_ps(a, n) hs_scale2(0xffff, hs_v(a), hs_v(n)).v
 #define _mm512_mask_blend_ps(m, a, b) hs_blend(m, hs_v(a), hs_v(b)).v

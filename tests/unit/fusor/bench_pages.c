@@ -26,7 +26,7 @@ static const struct {
                 {"f32, q8 pages", KN_ARITH_F32, true, KN_WEIGHTS_AUTO},
                 {"bf16", KN_ARITH_BF16, false, KN_WEIGHTS_AUTO},
                 {"bf16, q8 pages", KN_ARITH_BF16, true, KN_WEIGHTS_AUTO},
-                {"int8", KN_ARITH_AUTO, false, KN_WEIGHTS_INT8}};
+                {"int8", KN_ARITH_BF16, false, KN_WEIGHTS_INT8}};
 
 static struct model *model;
 static struct fus_core *core[WAYS]; /* NULL: this CPU has no such arithmetic */
@@ -43,12 +43,11 @@ static void open_cores(const char *path, const char *isa, size_t n_tok)
     if (model_open(path, &model, &e) < 0) give_up(e.msg);
     const struct model_cfg *g = model_config(model);
     for (int w = 0; w < WAYS; w++) {
-        const size_t width = ways[w].kv_q8                    ? g->K + 2
-                             : ways[w].arith != KN_ARITH_BF16 ? 4 * g->K
-                                                              : 2 * g->K;
+        const size_t width = ways[w].kv_q8                   ? g->K + 2
+                             : ways[w].arith == KN_ARITH_F32 ? 4 * g->K
+                                                             : 2 * g->K;
         const struct fus_core_opts o = {.dev = {.isa = isa,
                                                 .arith = ways[w].arith,
-                                                .allow_bf16 = ways[w].arith == KN_ARITH_AUTO,
                                                 .kv_q8 = ways[w].kv_q8,
                                                 .weights = ways[w].weights},
                                         .kv_bytes =
