@@ -58,19 +58,20 @@ struct pack_job {
     bool coded; /* as the file has them */
 };
 
-enum { GROUP = 16 }; /* rows together: see kn_mat_fill_codes(), PACKED_ROWS */
+enum { GROUP = 16 }; /* rows of values together */
 
 /* Rows [row0, row0 + n) of the span as the file has them. */
 static int pack_codes(const struct pack_job *j, size_t row0, size_t n)
 {
     const struct span *s = j->s;
     const size_t k = model_w_cols(j->c->model, s->w);
-    struct codes_row codes[GROUP];
-    char *buf = mem_alloc(GROUP * model_codes_room(k));
+    const size_t group = model_codes_group(j->c->model, s->w, s->layer);
+    struct codes_row codes[MODEL_CODES_GROUP_MAX];
+    char *buf = mem_alloc(group * model_codes_room(k));
     int r = buf ? 0 : -ENOMEM;
-    if (buf) model_codes_place(k, GROUP, buf, codes);
+    if (buf) model_codes_place(k, group, buf, codes);
     for (size_t i = row0, now; r == 0 && i < row0 + n; i += now) {
-        now = row0 + n - i < GROUP ? row0 + n - i : GROUP;
+        now = row0 + n - i < group ? row0 + n - i : group;
         r = model_codes(j->c->model, s->w, s->layer, s->row0 + i, now, codes);
         if (r == 0) r = kn_mat_fill_codes(j->to, j->at + i, now, codes);
     }

@@ -755,7 +755,7 @@ static const struct packed *packed_rows(const struct model *m, const struct weig
     *row %= per;
     if (n > per - *row) n = per - *row;
     /* Where rows share words, whole ones. */
-    const size_t most = PACKED_ROWS - (p->row0 + *row) % (PACKED_ROWS / 2);
+    const size_t most = PACKED_ROWS - (p->row0 + *row) % PACKED_ROWS;
     *ret_n = n < most ? n : most;
     if (m->permuted && (w == MODEL_Q || w == MODEL_K)) {
         *row = interleaved(*row, &m->cfg);
@@ -802,6 +802,18 @@ int model_rows(const struct model *m, enum model_w w, unsigned layer, size_t row
         for (size_t i = 0; i < n * cols; i++)
             out[i] += 1;
     return 0;
+}
+
+size_t model_codes_group(const struct model *m, enum model_w w, unsigned layer)
+{
+    enum { LEAST = MODEL_CODES_GROUP_MAX / 8, CODES_MAX = 1 << 20 /* bytes: half of an L2 */ };
+    static_assert((int)MODEL_CODES_GROUP_MAX == (int)PACKED_ROWS, "what is read together");
+    const struct weight *x = weight_of(m, w, layer);
+    size_t n = MODEL_CODES_GROUP_MAX;
+    if (!x || !x->n_packed) return LEAST;
+    while (n > LEAST && n * model_w_cols(m, w) > CODES_MAX)
+        n /= 2;
+    return n;
 }
 
 size_t model_codes_room(size_t cols)

@@ -140,6 +140,9 @@ size_t model_codes_room(size_t cols); /* even */
 void model_codes_place(size_t cols, size_t n, void *room, struct codes_row *ret);
 int model_codes(const struct model *m, enum model_w w, unsigned layer, size_t row0, size_t n,
                 const struct codes_row *rows);
+/* How many rows are best taken at a time: enough for whole lines of cache, and for vectors. */
+enum { MODEL_CODES_GROUP_MAX = 128 };
+size_t model_codes_group(const struct model *m, enum model_w w, unsigned layer);
 /* What was read so far is packed: pages of the files leave the process (map_drop_pages()). */
 void model_drop_pages(const struct model *m);
 /* This layer is packed next: what of it is on a disk alone is asked for. */

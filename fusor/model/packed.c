@@ -4,6 +4,7 @@
 #include "fusor/model/packed.h"
 
 #include "base/assert.h"
+#include "kernels/turn.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -11,6 +12,8 @@
 enum { WORD_BITS = 32, WORD = 4 /* bytes */, NIBBLES = 8 /* of a word */ };
 /* Number j of eight of AWQ's rows is nibble order[j] of their word. */
 static const unsigned order[NIBBLES] = {0, 4, 1, 5, 2, 6, 3, 7};
+static const unsigned awq_row[NIBBLES] = {0, 2, 4, 6,
+                                          1, 3, 5, 7}; /* of a nibble: order's inverse */
 
 /* Bytes of a block are those that files have, 4 of scale and zero included: whoever asks how
  * precise a weight is sees that it is less than 16 bits. */
@@ -266,19 +269,92 @@ static const uint8_t *scale_of(const struct packed *p, size_t row, size_t g)
     return p->scales + at * p->scale->bytes;
 }
 
-/* Codes [k0, k0 + 32) of rows of AWQ. */
-static void awq_codes(const struct packed *p, size_t row, size_t n_rows, size_t k0,
-                      int8_t (*q)[CODES_STEP])
+/* Codes are read PIECE of a row at a time: a line of cache, which is then whole. */
+enum { PIECE = 64 };
+/* Places for codes [k0, k0 + n_k), whole steps, of rows [row, row + n) of the layer: those of the
+ * first row are from to[0].q + at on. */
+struct piece {
+    size_t row, n, k0, n_k;
+    const struct codes_row *to;
+    size_t at;
+};
+
+/* The first n bytes, of 16. */
+static inline turn_8 load_some(const uint8_t *at, size_t n)
 {
-    const size_t per = p->n / NIBBLES;
-    for (size_t r = 0, now; r < n_rows; r += now) {
-        const uint8_t *at = p->codes + (k0 * per + (row + r) / NIBBLES) * WORD;
-        const size_t first = (row + r) % NIBBLES;
-        now = n_rows - r < NIBBLES - first ? n_rows - r : NIBBLES - first;
-        for (size_t i = 0; i < CODES_STEP; i++) {
-            const uint32_t w = word(at, i * per);
-            for (size_t j = 0; j < now; j++)
-                q[r + j][i] = (int8_t)(w >> 4 * order[first + j] & 15);
+    turn_8 v = {0};
+    if (n == sizeof v) return turn_load(at);
+    memcpy(&v, at, n);
+    return v;
+}
+
+/* A vector is words of up to 32 rows: of 16 vectors that are turned each holds 16 codes of two. */
+static void awq_turned(const struct packed *p, const struct piece *x, size_t from, size_t n,
+                       size_t k)
+{
+    const size_t step = p->n / NIBBLES * WORD, first = (x->row + from) % NIBBLES;
+    const size_t n_bytes = (first + n + NIBBLES - 1) / NIBBLES * WORD;
+    const uint8_t *at = p->codes + (x->k0 + k) * step + (x->row + from) / NIBBLES * WORD;
+    turn_8 v[sizeof(turn_8)];
+    for (size_t i = 0; i < sizeof(turn_8); i++)
+        v[i] = load_some(at + i * step, n_bytes);
+    turn(1, v);
+    for (size_t b = 0; b < n_bytes; b++)
+        for (unsigned high = 0; high < 2; high++) {
+            const size_t r = b / WORD * NIBBLES + awq_row[b % WORD * 2 + high] - first;
+            if (r < n) turn_store(x->to[from + r].q + x->at + k, v[b] >> 4 * high & 15, sizeof *v);
+        }
+}
+
+static void awq_codes(const struct packed *p, const struct piece *x)
+{
+    enum { ROWS = sizeof(turn_8) / WORD * NIBBLES };
+    for (size_t r = 0, now; r < x->n; r += now) {
+        const size_t most = ROWS - (x->row + r) % NIBBLES;
+        now = x->n - r < most ? x->n - r : most;
+        for (size_t k = 0; k < x->n_k; k += sizeof(turn_8))
+            awq_turned(p, x, r, now, k);
+    }
+}
+
+/* Streams of 4 and 8 bits: 16 bytes of a row, as codes to q. Of 8 bits less half of the range, as
+ * zeros are then. */
+static inline void put_stream(unsigned bits, turn_8 v, int8_t *q)
+{
+    if (bits == 8) {
+        turn_store(q, v ^ 128, sizeof v);
+        return;
+    }
+    const turn_8 low = v & 15, high = v >> 4;
+    turn_store(q, turn_low_8(low, high), sizeof v);
+    turn_store(q + sizeof v, turn_high_8(low, high), sizeof v);
+}
+
+static void rows_stream(const struct packed *p, const struct piece *x)
+{
+    const size_t per = words(p->k, p->bits) * WORD, in = sizeof(turn_8) * 8 / p->bits;
+    for (size_t r = 0; r < x->n; r++)
+        for (size_t k = 0; k < x->n_k; k += in)
+            put_stream(p->bits,
+                       turn_load(p->codes + (x->row + r) * per + (x->k0 + k) / 8 * p->bits),
+                       x->to[r].q + x->at + k);
+}
+
+/* Words of four neighbouring rows are a vector, and four of those are turned. */
+static void columns_stream(const struct packed *p, const struct piece *x)
+{
+    enum { ROWS = sizeof(turn_8) / WORD };
+    const size_t step = p->n * WORD, in = sizeof(turn_8) * 8 / p->bits;
+    for (size_t k = 0; k < x->n_k; k += in) {
+        const uint8_t *at = p->codes + (x->k0 + k) * p->bits / WORD_BITS * step + x->row * WORD;
+        for (size_t r = 0, now; r < x->n; r += now) {
+            turn_8 v[ROWS];
+            now = x->n - r < ROWS ? x->n - r : ROWS;
+            for (size_t i = 0; i < ROWS; i++)
+                v[i] = load_some(at + i * step + r * WORD, now * WORD);
+            turn(WORD, v);
+            for (size_t i = 0; i < now; i++)
+                put_stream(p->bits, v[i], x->to[r + i].q + x->at + k);
         }
     }
 }
@@ -294,44 +370,59 @@ static inline __attribute__((always_inline)) void step_codes(const uint8_t *at, 
             v |= (uint64_t)word(at, next++ * step) << have;
             have += WORD_BITS;
         }
-        /* Of 8 bits less half of the range, as zeros are then. */
-        q[i] = (int8_t)((int)(v & ((1u << bits) - 1)) - (bits == 8 ? 128 : 0));
+        q[i] = (int8_t)(v & ((1u << bits) - 1));
         v >>= bits;
         have -= bits;
     }
 }
 
-static void stream_codes(const struct packed *p, size_t row, size_t n_rows, size_t k0,
-                         int8_t (*q)[CODES_STEP])
+/* Streams of 2 and 3 bits. */
+static void few_bits_stream(const struct packed *p, const struct piece *x)
 {
     const bool by_rows = p->method == PACKED_TENSORS;
     const size_t step = by_rows ? 1 : p->n, per = by_rows ? words(p->k, p->bits) : 1;
-    const size_t first = k0 / CODES_STEP * p->bits * step;
-    for (size_t r = 0; r < n_rows; r++) {
-        const uint8_t *at = p->codes + ((row + r) * per + first) * WORD;
-        switch (p->bits) {
-        case 2:
-            step_codes(at, step, 2, q[r]);
-            break;
-        case 3:
-            step_codes(at, step, 3, q[r]);
-            break;
-        case 4:
-            step_codes(at, step, 4, q[r]);
-            break;
-        default:
-            step_codes(at, step, 8, q[r]);
-            break;
+    for (size_t k = 0; k < x->n_k; k += CODES_STEP)
+        for (size_t r = 0; r < x->n; r++) {
+            const size_t first = (x->k0 + k) / CODES_STEP * p->bits * step;
+            const uint8_t *at = p->codes + ((x->row + r) * per + first) * WORD;
+            int8_t *q = x->to[r].q + x->at + k;
+            if (p->bits == 2)
+                step_codes(at, step, 2, q);
+            else
+                step_codes(at, step, 3, q);
         }
+}
+
+/* Words of a piece are in lines a whole row of words apart, which no processor guesses. */
+static void fetch(const struct packed *p, const struct piece *x)
+{
+    enum { LINE = 64 };
+    if (p->method == PACKED_TENSORS) return;
+    const bool awq = p->method == PACKED_AWQ;
+    const size_t per = awq ? p->n / NIBBLES : p->n, row = awq ? x->row / NIBBLES : x->row;
+    const size_t n = (awq ? (x->n + NIBBLES - 1) / NIBBLES : x->n) * WORD;
+    const size_t from = awq ? x->k0 : x->k0 * p->bits / WORD_BITS;
+    const size_t n_lines = awq ? x->n_k : x->n_k * p->bits / WORD_BITS;
+    for (size_t i = 0; i < n_lines; i++) {
+        const uint8_t *at = p->codes + ((from + i) * per + row) * WORD;
+        for (size_t b = 0; b < n; b += LINE)
+            __builtin_prefetch(at + b);
+        __builtin_prefetch(at + n - 1);
     }
 }
 
-/* A step of k of rows of the weight. */
-static void codes_of(const struct packed *p, size_t row, size_t n_rows, size_t k0,
-                     int8_t (*q)[CODES_STEP])
+static void codes_of(const struct packed *p, const struct piece *x)
 {
-    ASSERT(n_rows <= PACKED_ROWS);
-    (p->method == PACKED_AWQ ? awq_codes : stream_codes)(p, p->row0 + row, n_rows, k0, q);
+    ASSERT(x->n <= PACKED_ROWS);
+    ASSERT(x->n_k % CODES_STEP == 0);
+    if (p->method == PACKED_AWQ)
+        awq_codes(p, x);
+    else if (p->bits < 4)
+        few_bits_stream(p, x);
+    else if (p->method == PACKED_TENSORS)
+        rows_stream(p, x);
+    else
+        columns_stream(p, x);
 }
 
 /* A small whole number, up to 256 either way, as f16. */
@@ -349,11 +440,13 @@ void packed_codes(const struct packed *p, size_t row, size_t n, const struct cod
 {
     const struct codes_form *f = &p->type->form;
     ASSERT(f->bits != 0);
-    for (size_t k = 0; k < p->k; k += CODES_STEP) {
-        int8_t q[PACKED_ROWS][CODES_STEP];
-        codes_of(p, row, n, k, q);
-        for (size_t r = 0; r < n; r++)
-            memcpy(ret[r].q + k, q[r], CODES_STEP);
+    for (size_t k = 0; k < p->k; k += PIECE) {
+        struct piece x = {p->row0 + row, n, k + PIECE, 0, ret, k};
+        x.n_k = x.k0 >= p->k ? 0 : p->k - x.k0 < PIECE ? p->k - x.k0 : PIECE;
+        fetch(p, &x);
+        x.k0 = k;
+        x.n_k = p->k - k < PIECE ? p->k - k : PIECE;
+        codes_of(p, &x);
     }
     for (size_t k = 0, i = 0; k < p->k; k += f->group, i++)
         for (size_t r = 0; r < n; r++) {
@@ -367,9 +460,12 @@ void packed_codes(const struct packed *p, size_t row, size_t n, const struct cod
 void packed_values(const struct packed *p, size_t row, size_t n, float *out)
 {
     const int half = p->bits == 8 ? 128 : 0;
+    int8_t q[PACKED_ROWS][CODES_STEP];
+    struct codes_row to[PACKED_ROWS];
+    for (size_t r = 0; r < n; r++)
+        to[r].q = q[r];
     for (size_t k = 0; k < p->k; k += CODES_STEP) {
-        int8_t q[PACKED_ROWS][CODES_STEP];
-        codes_of(p, row, n, k, q);
+        codes_of(p, &(struct piece){p->row0 + row, n, k, CODES_STEP, to, 0});
         for (size_t r = 0; r < n; r++) {
             float scale = 0;
             int zero = 0;

@@ -51,7 +51,8 @@ struct packed_layer {  /* that is looked for */
     const char *name;  /* "….weight" */
     size_t n, k, row0; /* row0 < n */
 };
-enum { PACKED_ROWS = 16 }; /* rows that are read together at most; 8 or 16 are fastest */
+/* Rows that are read together at most: of AWQ a line of the cache has words of so many. */
+enum { PACKED_ROWS = 128 };
 
 /* Whether the folder has the tensor `name`, which ends in ".weight", in this way. */
 bool packed_has(const struct packed_cfg *c, const struct tensors *ts, const char *name);

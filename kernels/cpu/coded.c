@@ -6,7 +6,7 @@
 
 #include "base/mem.h"
 #include "kernels/cpu/cpu.h"
-#include "kernels/cpu/turn.h"
+#include "kernels/turn.h"
 
 #include <string.h>
 

@@ -4,7 +4,7 @@
  * zeros. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/pairs.h"
-#include "kernels/cpu/turn.h"
+#include "kernels/turn.h"
 #include "base/mem.h"
 
 #include <string.h>

@@ -3,8 +3,8 @@
  * By the compiler's own vectors, as packing is bound by memory and 16 bytes are what every
  * instruction set there is can interleave: SSE2 and NEON without being asked for. n vectors of n
  * elements: log2(n) rounds of interleaving row i with row i + n / 2. Thread: any. */
-#ifndef KERNELS_CPU_TURN_H
-#define KERNELS_CPU_TURN_H
+#ifndef KERNELS_TURN_H
+#define KERNELS_TURN_H
 
 #include <stddef.h>
 #include <stdint.h>
