@@ -36,6 +36,10 @@ struct kn_mat_ops {
 struct kn_run_ops {
     typeof(kn_rows) *rows, *rows_uneven, *wide;
     typeof(kn_replay) *replay;
+    /* Items of an operation that is spread over the threads, in a run of all rows at once (the
+     * CPU's kn_par()); NULL: a device spreads its operations itself. */
+    int (*par)(struct kn_stream *st, size_t n_items,
+               int (*fn)(struct kn_stream *st, void *arg, size_t item), void *arg);
 };
 
 struct kn_row_ops {

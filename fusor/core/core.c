@@ -899,6 +899,21 @@ double fus_core_gemm_gflops(struct fus_core *c, size_t rows)
     return rate;
 }
 
+void fus_core_each_weight(const struct fus_core *c, fus_weight_fn fn, void *ctx)
+{
+    for (unsigned l = 0; l < c->cfg.L; l++) {
+        const struct fus_layer *w = &c->layer[l];
+        const struct {
+            const char *name;
+            const struct kn_mat *w;
+        } every[] = {{"qkv", w->qkv.w}, {"kv", w->kv.w},      {"q", w->q.w},
+                     {"o", w->o.w},     {"gate_up", w->gu.w}, {"down", w->down.w}};
+        for (size_t i = 0; i < sizeof(every) / sizeof(every[0]); i++)
+            if (every[i].w) fn(ctx, every[i].name, every[i].w);
+    }
+    fn(ctx, "head", c->lm_head.w);
+}
+
 double fus_core_linear_params(const struct fus_core *c)
 {
     return layer_params(&c->cfg, c->cfg.F) * c->cfg.L;

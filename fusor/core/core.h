@@ -33,6 +33,10 @@ struct kn_dev *fus_core_dev(const struct fus_core *c);
 unsigned fus_core_ctx_max(const struct fus_core *c);
 double fus_core_gemm_gflops(struct fus_core *c, size_t rows); /* over the model's linear shapes */
 double fus_core_linear_params(const struct fus_core *c);      /* without embedding and head */
+/* Every weight of its dense products with its name: "kv", "q", "o", "gate_up", "down" of the layers
+ * (on a GPU also "qkv"), "head". For those who measure. */
+typedef void (*fus_weight_fn)(void *ctx, const char *name, const struct kn_mat *w);
+void fus_core_each_weight(const struct fus_core *c, fus_weight_fn fn, void *ctx);
 /* Startup self-test (blending.md 6): r = 1 equals full, re-position property. 0 or -EBADMSG: then
  * blending must stay off for this model. */
 int fus_core_self_test(struct fus_core *c, struct err *err);

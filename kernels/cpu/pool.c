@@ -218,14 +218,19 @@ static int pool_run(struct kn_dev *d, const atomic_bool *cancel, size_t n_items,
     return atomic_load(&p->error);
 }
 
-int kn_par(struct kn_stream *st, size_t n_items, pool_fn fn, void *arg)
+/* The items see a narrow stream: an operation inside an item must not post a job. */
+static int spread(struct kn_stream *st, size_t n_items, pool_fn fn, void *arg)
 {
-    if (!st->wide) return run_alone(st, st->cancel, n_items, fn, arg);
-    /* The items see a narrow stream: an operation inside an item must not post a job. */
     st->wide = false;
     int r = pool_run(st->dev, st->cancel, n_items, fn, arg);
     st->wide = true;
     return r;
+}
+
+int kn_par(struct kn_stream *st, size_t n_items, pool_fn fn, void *arg)
+{
+    if (!st->wide) return run_alone(st, st->cancel, n_items, fn, arg);
+    return st->dev->head.ops.run->par(st, n_items, fn, arg);
 }
 
 struct rows_job {
@@ -317,5 +322,8 @@ static int run_replay(struct kn_dev *d, uint64_t key, size_t n_rows, const atomi
     return r;
 }
 
-const struct kn_run_ops kn_cpu_run_ops = {
-    .rows = run_rows, .rows_uneven = run_uneven, .wide = run_wide, .replay = run_replay};
+const struct kn_run_ops kn_cpu_run_ops = {.rows = run_rows,
+                                          .rows_uneven = run_uneven,
+                                          .wide = run_wide,
+                                          .replay = run_replay,
+                                          .par = spread};

@@ -168,7 +168,7 @@ struct bench_sub {
 #define BENCH_PROMPT_OPTIONS "chunks chunk-tokens query-tokens documents "
 extern const struct bench_sub bench_ttft, bench_quality, bench_calibrate, bench_throughput,
     bench_fleet, bench_rag, bench_mrc, bench_rerank, bench_decode, bench_tiers, bench_proxy,
-    bench_start, bench_kernels, bench_ceil, bench_attn, bench_scaling, bench_overlap;
+    bench_start, bench_kernels, bench_ceil, bench_attn, bench_scaling, bench_overlap, bench_account;
 
 /* options.c: the table of a subcommand, ended by {0}; how many there are. */
 size_t bench_options_of(const struct bench_sub *sub, struct opt_def ret[BENCH_OPTIONS_MAX]);

@@ -12,7 +12,7 @@ static const struct bench_sub *const subs[] = {
     &bench_ttft,    &bench_quality, &bench_calibrate, &bench_throughput, &bench_fleet,
     &bench_rag,     &bench_mrc,     &bench_rerank,    &bench_decode,     &bench_tiers,
     &bench_proxy,   &bench_start,   &bench_kernels,   &bench_ceil,       &bench_attn,
-    &bench_scaling, &bench_overlap,
+    &bench_scaling, &bench_overlap, &bench_account,
 };
 enum { N_SUBS = sizeof subs / sizeof *subs };
 
