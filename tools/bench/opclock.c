@@ -13,7 +13,7 @@
 
 #include <string.h>
 
-/* Written by its thread alone, on cache lines of its own. */
+/* Written by its thread, and by the caller's while it has nothing to do. */
 struct thread {
     _Alignas(64) uint64_t ns[OPCLOCK_N];
     double flops[OPCLOCK_N];
@@ -63,6 +63,21 @@ static enum opclock_kind turn(struct opclock *o, struct thread *t, enum opclock_
     t->ns[before] += now - t->since;
     t->since = now;
     t->kind = kind;
+    return before;
+}
+
+/* The same of all threads, as a run or a spread operation begins or ends: the others have nothing
+ * to do then. */
+static enum opclock_kind turn_all(struct opclock *o, enum opclock_kind own,
+                                  enum opclock_kind others)
+{
+    const enum opclock_kind before = turn(o, o->thread, own);
+    const uint64_t now = o->thread->since;
+    for (struct thread *t = o->thread + 1; t < o->thread + o->n_threads; t++) {
+        t->ns[t->kind] += now - t->since;
+        t->since = now;
+        t->kind = others;
+    }
     return before;
 }
 
@@ -195,6 +210,7 @@ struct run {
     struct opclock *o;
     kn_rows_fn fn;
     void *arg;
+    enum opclock_kind before; /* what the caller did */
 };
 
 static int clocked_block(struct kn_stream *st, void *arg, size_t row0, size_t n)
@@ -207,44 +223,47 @@ static int clocked_block(struct kn_stream *st, void *arg, size_t row0, size_t n)
     return r;
 }
 
-static int clocked_run(struct kn_dev *d, typeof(kn_rows) *of, size_t n_rows,
-                       const atomic_bool *cancel, kn_rows_fn fn, void *arg)
+static struct run run_begin(struct opclock *o, enum opclock_kind wait, kn_rows_fn fn, void *arg)
 {
-    struct opclock *o = of_dev(d);
-    struct run run = {o, fn, arg};
-    const enum opclock_kind before = turn(o, o->thread, OPCLOCK_WAIT);
-    const int r = of(d, n_rows, cancel, clocked_block, &run);
-    (void)turn(o, o->thread, before);
-    return r;
+    return (struct run){o, fn, arg, turn_all(o, wait, wait)};
+}
+
+static int run_end(const struct run *run, int status)
+{
+    (void)turn_all(run->o, run->before, OPCLOCK_IDLE);
+    return status;
 }
 
 static int clocked_rows(struct kn_dev *d, size_t n, const atomic_bool *cancel, kn_rows_fn fn,
                         void *arg)
 {
-    return clocked_run(d, of_dev(d)->own.run->rows, n, cancel, fn, arg);
+    struct opclock *o = of_dev(d);
+    struct run run = run_begin(o, OPCLOCK_WAIT_EQUAL, fn, arg);
+    return run_end(&run, o->own.run->rows(d, n, cancel, clocked_block, &run));
 }
 
 static int clocked_uneven(struct kn_dev *d, size_t n, const atomic_bool *cancel, kn_rows_fn fn,
                           void *arg)
 {
-    return clocked_run(d, of_dev(d)->own.run->rows_uneven, n, cancel, fn, arg);
+    struct opclock *o = of_dev(d);
+    struct run run = run_begin(o, OPCLOCK_WAIT_UNEVEN, fn, arg);
+    return run_end(&run, o->own.run->rows_uneven(d, n, cancel, clocked_block, &run));
 }
 
 static int clocked_wide(struct kn_dev *d, size_t n, const atomic_bool *cancel, kn_rows_fn fn,
                         void *arg)
 {
-    return clocked_run(d, of_dev(d)->own.run->wide, n, cancel, fn, arg);
+    struct opclock *o = of_dev(d);
+    struct run run = run_begin(o, OPCLOCK_WAIT_SINGLE, fn, arg);
+    return run_end(&run, o->own.run->wide(d, n, cancel, clocked_block, &run));
 }
 
 static int clocked_replay(struct kn_dev *d, uint64_t key, size_t n, const atomic_bool *cancel,
                           kn_rows_fn fn, void *arg)
 {
     struct opclock *o = of_dev(d);
-    struct run run = {o, fn, arg};
-    const enum opclock_kind before = turn(o, o->thread, OPCLOCK_WAIT);
-    const int r = o->own.run->replay(d, key, n, cancel, clocked_block, &run);
-    (void)turn(o, o->thread, before);
-    return r;
+    struct run run = run_begin(o, OPCLOCK_WAIT_SINGLE, fn, arg);
+    return run_end(&run, o->own.run->replay(d, key, n, cancel, clocked_block, &run));
 }
 
 /* Items are of the kind of the operation that is spread. */
@@ -268,10 +287,9 @@ static int clocked_item(struct kn_stream *st, void *arg, size_t item)
 static int clocked_par(struct kn_stream *st, size_t n_items, pool_fn fn, void *arg)
 {
     struct opclock *o = of_dev(st->dev);
-    struct thread *own = &o->thread[st->index];
-    struct items items = {o, turn(o, own, OPCLOCK_WAIT), fn, arg};
+    struct items items = {o, turn_all(o, OPCLOCK_WAIT_SPREAD, OPCLOCK_WAIT_SPREAD), fn, arg};
     const int r = o->own.run->par(st, n_items, clocked_item, &items);
-    (void)turn(o, own, items.kind);
+    (void)turn_all(o, items.kind, OPCLOCK_WAIT_SINGLE);
     return r;
 }
 
@@ -339,7 +357,7 @@ void opclock_begin(struct opclock *o)
     o->begin = o->now();
     for (unsigned i = 0; i < o->n_threads; i++) {
         o->thread[i].since = o->begin;
-        o->thread[i].kind = i == 0 ? OPCLOCK_ALONE : OPCLOCK_WAIT;
+        o->thread[i].kind = i == 0 ? OPCLOCK_ALONE : OPCLOCK_IDLE;
     }
     ops->row = &o->row;
     ops->run = &o->run;
@@ -349,20 +367,15 @@ void opclock_end(struct opclock *o, struct opclock_account *ret)
 {
     struct kn_ops *ops = &((struct kn_dev_head *)o->dev)->ops;
     const uint64_t now = o->now();
-    uint64_t idle = 0;
     *ops = o->own;
     *ret = (struct opclock_account){.n_threads = o->n_threads, .wall_ns = now - o->begin};
     for (unsigned i = 0; i < o->n_threads; i++) {
         struct thread *t = &o->thread[i];
-        ASSERT(t->kind == (i == 0 ? OPCLOCK_ALONE : OPCLOCK_WAIT));
+        ASSERT(t->kind == (i == 0 ? OPCLOCK_ALONE : OPCLOCK_IDLE));
         t->ns[t->kind] += now - t->since;
         for (unsigned k = 0; k < OPCLOCK_N; k++) {
             ret->ns[k] += t->ns[k];
             ret->flops[k] += t->flops[k];
         }
     }
-    idle = (o->n_threads - 1) * ret->ns[OPCLOCK_ALONE];
-    ASSERT(idle <= ret->ns[OPCLOCK_WAIT]);
-    ret->ns[OPCLOCK_WAIT_ALONE] = idle;
-    ret->ns[OPCLOCK_WAIT] -= idle;
 }

@@ -35,9 +35,12 @@
     X(SELECTION, "selection") /* deviation, the largest scores, draws */                           \
     X(COPIES, "copies")                                                                            \
     X(REST, "rest")               /* in runs, outside of operations: embeddings, records */        \
-    X(ALONE, "alone")             /* the caller outside of runs */                                 \
-    X(WAIT_ALONE, "waiting_idle") /* the other threads meanwhile */                                \
-    X(WAIT, "waiting")            /* for other threads or for work, in runs */
+    X(ALONE, "alone")             /* one thread, the caller, outside of runs */                    \
+    X(IDLE, "idle")               /* the others meanwhile */                                       \
+    X(WAIT_EQUAL, "wait_equal")   /* for the last block of a run of equal rows, */                 \
+    X(WAIT_UNEVEN, "wait_uneven") /* of uneven ones: the attention's, */                           \
+    X(WAIT_SPREAD, "wait_spread") /* for the last item of a spread operation, */                   \
+    X(WAIT_SINGLE, "wait_single") /* for an operation that is not spread, in a run at once */
 
 #define OPCLOCK_ENUM(kind, name) OPCLOCK_##kind,
 enum opclock_kind {

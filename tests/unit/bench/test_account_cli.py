@@ -33,9 +33,10 @@ class Account(unittest.TestCase):
     def test_what_each_method_does(self):
         full, reuse, qs = self.kinds
         for kinds in self.kinds:
-            self.assertLessEqual(WORK | {"alone", "waiting_idle"}, kinds.keys())
+            self.assertLessEqual(WORK | {"alone", "idle"}, kinds.keys())
             self.assertNotIn("product", kinds)  # every weight has a name
             self.assertNotIn("experts", kinds)
+        self.assertLessEqual({"wait_equal", "wait_uneven"}, full.keys())
         self.assertNotIn("kv_load", full)
         self.assertIn("kv_load", reuse)
         self.assertNotIn("mass", reuse)

@@ -90,10 +90,12 @@ TEST(each_turn_of_one_thread_is_counted_where_it_belongs)
     /* Alone, in the run, in the block, norm, its item, norm, block, product, … and back. */
     ASSERT_EQ(a.ns[OPCLOCK_ALONE], 2);
     ASSERT_EQ(a.ns[OPCLOCK_REST], 3);
+    ASSERT_EQ(a.ns[OPCLOCK_WAIT_EQUAL] + a.ns[OPCLOCK_WAIT_UNEVEN], 0); /* it is no such run */
+    ASSERT_EQ(a.ns[OPCLOCK_WAIT_SINGLE], 2);
     ASSERT_TRUE(a.ns[OPCLOCK_NORMS] > 0);
     ASSERT_TRUE(a.ns[OPCLOCK_DOWN] > 0);
     ASSERT_EQ(a.ns[OPCLOCK_PRODUCT], 0);
-    ASSERT_EQ(a.ns[OPCLOCK_WAIT_ALONE], 0);
+    ASSERT_EQ(a.ns[OPCLOCK_IDLE], 0);
     ASSERT_EQ(all_ns(&a), a.wall_ns);
     ASSERT_NEAR(a.flops[OPCLOCK_DOWN], 2.0 * 8 * D * D, 0);
     /* Once more, from nothing, and rows by blocks. */
@@ -101,6 +103,8 @@ TEST(each_turn_of_one_thread_is_counted_where_it_belongs)
     ASSERT_OK(kn_rows(d, M, NULL, norm_and_multiply, &w));
     opclock_end(o, &a);
     ASSERT_NEAR(a.flops[OPCLOCK_DOWN], 2.0 * M * D * D, 0);
+    ASSERT_TRUE(a.ns[OPCLOCK_WAIT_EQUAL] > 0);
+    ASSERT_EQ(a.ns[OPCLOCK_WAIT_SPREAD] + a.ns[OPCLOCK_WAIT_SINGLE], 0);
     ASSERT_EQ(all_ns(&a), a.wall_ns);
     opclock_destroy(o);
     close_work(d, &w);
@@ -125,9 +129,11 @@ TEST(all_threads_together_are_counted_once)
             ASSERT_EQ(memcmp(plain, w.y, sizeof(float) * M * D), 0); /* a clock changes nothing */
             ASSERT_EQ(a.n_threads, n);
             ASSERT_EQ(all_ns(&a), n * a.wall_ns);
-            ASSERT_EQ(a.ns[OPCLOCK_WAIT_ALONE], (n - 1) * a.ns[OPCLOCK_ALONE]);
+            ASSERT_EQ(a.ns[OPCLOCK_IDLE], (n - 1) * a.ns[OPCLOCK_ALONE]);
             ASSERT_TRUE(a.ns[OPCLOCK_NORMS] > 0);
             ASSERT_TRUE(a.ns[OPCLOCK_PRODUCT] > 0); /* no weight has a name */
+            ASSERT_EQ(a.ns[OPCLOCK_WAIT_EQUAL] == 0, wide);
+            ASSERT_EQ(a.ns[OPCLOCK_WAIT_SPREAD] + a.ns[OPCLOCK_WAIT_SINGLE] == 0, !wide);
             ASSERT_NEAR(a.flops[OPCLOCK_PRODUCT], 2.0 * M * D * D, 0);
         }
         opclock_destroy(o);
