@@ -71,8 +71,12 @@ void redis_cmd_out(struct redis_cmd *c, const void *p, size_t n)
 int redis_format(struct buf *b, int argc, const char *const *argv)
 {
     (void)buf_addf(b, "*%d\r\n", argc);
-    for (int i = 0; i < argc; i++)
-        (void)buf_addf(b, "$%zu\r\n%s\r\n", strlen(argv[i]), argv[i]);
+    for (int i = 0; i < argc; i++) {
+        const size_t n = strlen(argv[i]);
+        (void)buf_addf(b, "$%zu\r\n", n);
+        (void)buf_add(b, argv[i], n);
+        (void)buf_adds(b, "\r\n");
+    }
     return buf_status(b);
 }
 
