@@ -268,6 +268,11 @@ int model_rows(const struct model *m, enum model_w w, unsigned layer, size_t row
     return 0;
 }
 
+size_t model_codes_group(const struct model *m, enum model_w w, unsigned layer)
+{
+    return 16;
+}
+
 size_t model_codes_room(size_t cols)
 {
     return cols + cols / Q4_GROUP * sizeof(uint16_t);
