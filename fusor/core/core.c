@@ -911,7 +911,7 @@ void fus_core_each_weight(const struct fus_core *c, fus_weight_fn fn, void *ctx)
         for (size_t i = 0; i < sizeof(every) / sizeof(every[0]); i++)
             if (every[i].w) fn(ctx, every[i].name, every[i].w);
     }
-    fn(ctx, "head", c->lm_head.w);
+    if (c->lm_head.w) fn(ctx, "head", c->lm_head.w);
 }
 
 double fus_core_linear_params(const struct fus_core *c)
