@@ -327,6 +327,21 @@ int kn_gemm(struct kn_stream *st, const struct kn_gemm_args *a)
     return stream_ops(st)->row->gemm(st, a);
 }
 
+int kn_gated(struct kn_stream *st, const struct kn_gemm_args *up, enum kn_act act,
+             const struct kn_gemm_args *down)
+{
+    const struct kn_row_ops *ops = stream_ops(st)->row;
+    const size_t F = down->lda, m = up->m;
+    if (down->m != m || up->ldc != 2 * F || mat_head(up->w)->n != 2 * F ||
+        mat_head(down->w)->k != F)
+        return -EINVAL;
+    int r = ops->gated ? ops->gated(st, up, act, down) : -ENOTSUP;
+    if (r != -ENOTSUP) return r;
+    r = kn_gemm(st, up);
+    if (r == 0) r = kn_glu(st, act, up->c, 2 * F, m, F, (float *)down->a, F);
+    return r < 0 ? r : kn_gemm(st, down);
+}
+
 int kn_embed(struct kn_stream *st, const struct kn_mat *w, const int32_t *id, size_t m, float *out,
              size_t ldo)
 {

@@ -271,8 +271,8 @@ int kn_sync(struct kn_stream *st);
 void *kn_scratch(struct kn_stream *st, unsigned slot, size_t size_bytes);
 /* Scratch for rows [m, k] that only products with w, or weights of its width and kind, read:
  * written whole by kn_rmsnorm(), kn_layernorm(), kn_glu() or kn_attn() (out, stride k), read whole
- * by kn_gemm() (a) any number of times. A device keeps them as those products want them (bf16, 8
- * bits), so nothing else may look. Slots as kn_scratch(). */
+ * by kn_gemm() (a) any number of times, or inside kn_gated(). A device keeps them as those products
+ * want them (bf16, 8 bits), so nothing else may look. Slots as kn_scratch(). */
 float *kn_operand(struct kn_stream *st, unsigned slot, size_t m, const struct kn_mat *w);
 /* The same for what a product with w gives, [m, n]: written whole by one kn_gemm() (c, stride n;
  * neither bias nor accumulate), read by kn_glu() alone (gate_up). What a weight of kn_mat_inner()
@@ -290,6 +290,12 @@ struct kn_gemm_args {
     bool accumulate;
 };
 int kn_gemm(struct kn_stream *st, const struct kn_gemm_args *a);
+/* Two products and what stands between them, which may never be as a whole: up (its c: kn_product()
+ * [m, 2F]), kn_glu() of that to down->a (kn_operand() [m, F]), down; the same bits as one by one.
+ * Neither of the two between is read by anybody else. -EINVAL: shapes, or one of both without
+ * gaps. */
+int kn_gated(struct kn_stream *st, const struct kn_gemm_args *up, enum kn_act act,
+             const struct kn_gemm_args *down);
 
 /* out[i] = row id[i] of the weight, as f32; out [m, k], row stride ldo. -ENOTSUP on the CPU, whose
  * packed weights have no rows: it reads embeddings where the model has them. */

@@ -44,6 +44,7 @@ struct kn_run_ops {
 
 struct kn_row_ops {
     typeof(kn_gemm) *gemm;
+    typeof(kn_gated) *gated; /* NULL, or -ENOTSUP: one by one */
     typeof(kn_gather) *gather;
     typeof(kn_copy) *copy;
     typeof(kn_rmsnorm) *rmsnorm, *rmsnorm_add;

@@ -34,17 +34,23 @@ static int run_rows(const struct fus_phase *p, size_t n, section_fn section, kn_
 }
 
 /* [m, k] to [m, n]. */
+static struct kn_gemm_args linear_args(const struct fus_linear *w, const float *a, size_t m,
+                                       float *c, bool accumulate)
+{
+    return (struct kn_gemm_args){.a = a,
+                                 .lda = w->k,
+                                 .m = m,
+                                 .w = w->w,
+                                 .bias = w->bias,
+                                 .c = c,
+                                 .ldc = w->n,
+                                 .accumulate = accumulate};
+}
+
 static int linear(struct kn_stream *st, const struct fus_linear *w, const float *a, size_t m,
                   float *c, bool accumulate)
 {
-    const struct kn_gemm_args g = {.a = a,
-                                   .lda = w->k,
-                                   .m = m,
-                                   .w = w->w,
-                                   .bias = w->bias,
-                                   .c = c,
-                                   .ldc = w->n,
-                                   .accumulate = accumulate};
+    const struct kn_gemm_args g = linear_args(w, a, m, c, accumulate);
     return kn_gemm(st, &g);
 }
 
@@ -141,16 +147,28 @@ static int half_in(const struct span *s, const struct fus_norm *norm, const stru
     return h ? normed(s->st, s->c, norm, s->x, s->m, h) : -ENOMEM;
 }
 
-/* What it gives, a [m, k] times w, is added to its rows, normed first if a norm stands behind. */
-static int half_out(const struct span *s, const float *norm, const struct fus_linear *w,
-                    const float *a)
+/* Where what it gives goes: to its rows, or to a place of its own if a norm stands behind. NULL: no
+ * memory. */
+static float *half_to(const struct span *s, const float *norm)
+{
+    return norm ? kn_scratch(s->st, SLOT_POST, s->m * s->c->cfg.D * sizeof(float)) : s->x;
+}
+
+/* It is there, and is added to the rows if that did not happen yet. */
+static int half_out(const struct span *s, const float *norm, const float *y)
 {
     const size_t D = s->c->cfg.D;
-    if (!norm) return linear(s->st, w, a, s->m, s->x, true);
-    float *y = kn_scratch(s->st, SLOT_POST, s->m * D * sizeof(*y));
+    return norm ? kn_rmsnorm_add(s->st, y, D, s->m, D, norm, s->c->cfg.rms_eps, s->x, D) : 0;
+}
+
+/* Both, where it is a [m, k] times w. */
+static int half_project(const struct span *s, const float *norm, const struct fus_linear *w,
+                        const float *a)
+{
+    float *y = half_to(s, norm);
     if (!y) return -ENOMEM;
-    int r = linear(s->st, w, a, s->m, y, false);
-    return r < 0 ? r : kn_rmsnorm_add(s->st, y, D, s->m, D, norm, s->c->cfg.rms_eps, s->x, D);
+    int r = linear(s->st, w, a, s->m, y, !norm);
+    return r < 0 ? r : half_out(s, norm, y);
 }
 
 /* Queries q [m, H*K] of rows at these positions get the attention temperature, if their layer has
@@ -311,32 +329,30 @@ static int mixture(struct kn_stream *st, const struct fus_core *c, unsigned laye
 {
     const struct fus_layer *w = &c->layer[layer];
     const struct span span = {st, c, x, m};
-    const size_t D = c->cfg.D;
+    float *y = half_to(&span, w->post_ffn);
     const float *h;
-    int r = half_in(&span, &w->norm_ffn, NULL, &h);
-    if (r < 0) return r;
-    if (!w->post_ffn) return kn_moe(st, &w->moe, h, m, x, true);
-    float *y = kn_scratch(st, SLOT_POST, m * D * sizeof(*y));
     if (!y) return -ENOMEM;
-    r = kn_moe(st, &w->moe, h, m, y, false);
-    return r < 0 ? r : kn_rmsnorm_add(st, y, D, m, D, w->post_ffn, c->cfg.rms_eps, x, D);
+    int r = half_in(&span, &w->norm_ffn, NULL, &h);
+    if (r == 0) r = kn_moe(st, &w->moe, h, m, y, !w->post_ffn);
+    return r < 0 ? r : half_out(&span, w->post_ffn, y);
 }
 
 static int feed_forward(struct kn_stream *st, const struct fus_core *c, unsigned layer, float *x,
                         size_t m)
 {
-    const struct model_cfg *cfg = &c->cfg;
     const struct fus_layer *w = &c->layer[layer];
-    const size_t F = w->down.k; /* a mixture's layers without experts may be wider */
     const float *h;
     float *gu = kn_product(st, SLOT_GU, m, w->gu.w);     /* [m, 2*F] */
     float *act = kn_operand(st, SLOT_ACT, m, w->down.w); /* [m, F] */
-    if (!gu || !act) return -ENOMEM;
     const struct span span = {st, c, x, m};
+    float *y = half_to(&span, w->post_ffn);
+    if (!gu || !act || !y) return -ENOMEM;
     int r = half_in(&span, &w->norm_ffn, w->gu.w, &h);
-    if (r == 0) r = linear(st, &w->gu, h, m, gu, false);
-    if (r == 0) r = kn_glu(st, cfg->act, gu, 2 * F, m, F, act, F);
-    return r < 0 ? r : half_out(&span, w->post_ffn, &w->down, act);
+    if (r < 0) return r;
+    const struct kn_gemm_args up = linear_args(&w->gu, h, m, gu, false);
+    const struct kn_gemm_args down = linear_args(&w->down, act, m, y, !w->post_ffn);
+    r = kn_gated(st, &up, c->cfg.act, &down);
+    return r < 0 ? r : half_out(&span, w->post_ffn, y);
 }
 
 /* What follows the attention, whose output is att. */
@@ -345,7 +361,7 @@ static int rest(struct kn_stream *st, const struct fus_phase *p, size_t row0, si
 {
     const struct fus_layer *w = &p->core->layer[p->layer];
     const struct span span = {st, p->core, p->x + row0 * p->core->cfg.D, m};
-    int r = half_out(&span, w->post_attn, &w->o, att);
+    int r = half_project(&span, w->post_attn, &w->o, att);
     return r < 0 || w->moe.router ? r : feed_forward(st, p->core, p->layer, span.x, m);
 }
 
@@ -538,7 +554,7 @@ static int decode_layers(struct kn_stream *st, const struct decode *d, size_t n)
         if (!att) return -ENOMEM;
         r = half_in(&span, &w->norm_attn, w->kv.w, &h);
         if (r == 0) r = decode_attention(st, d, l, n, h, att);
-        if (r == 0) r = half_out(&span, w->post_attn, &w->o, att);
+        if (r == 0) r = half_project(&span, w->post_attn, &w->o, att);
         if (r == 0) r = (w->moe.router ? mixture : feed_forward)(st, d->c, l, x, n);
     }
     return r;

@@ -17,6 +17,7 @@ enum {
     KN_SLOT_KV,              /* rows of a record on their way into pages */
     KN_SLOT_WEIGHTS,         /* coded weights as f32, a block of the GEMM's */
     KN_SLOT_ROWS,            /* rows in 8 bits, or as pairs of bf16 */
+    KN_SLOT_GATED,           /* the same of what kn_gated() has between its products */
     KN_SLOT_COLUMNS,         /* rows as columns of tiles, for all items of a product */
     KN_SLOT_PICK,            /* the scores that kn_top() is asked for, kn_draw()'s distances */
     KN_SLOT_MOE,             /* rows on their way to experts and back */
@@ -47,6 +48,11 @@ struct kn_gemm_job {
     float *c;
     size_t ldc;
     bool accumulate;
+    /* Not NULL: by pairs, without accumulate: half of the columns are gates, whole panels. What
+     * a panel of them lets through of its panel in the other half goes to `gated`, [m, n / 2] as
+     * pairs, instead of c. */
+    kn_glu_fn *glu;
+    void *gated;
     const atomic_bool *cancel;
 };
 
@@ -132,6 +138,7 @@ extern const struct kn_run_ops kn_cpu_run_ops;                                  
 extern const struct kn_row_ops kn_cpu_row_ops;                                  /* ops.c */
 int kn_cpu_gemm(struct kn_stream *st, const struct kn_gemm_args *a);            /* mat.c */
 int kn_cpu_gemms(struct kn_stream *st, const struct kn_gemm_args *a, size_t n); /* of one shape */
+typeof(kn_gated) kn_cpu_gated;                                                  /* mat.c */
 typeof(kn_moe) kn_cpu_moe;                                                      /* moe.c */
 int kn_cpu_tune(struct kn_dev *d, const struct kn_tuning *t);
 

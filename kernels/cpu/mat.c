@@ -237,6 +237,8 @@ struct gemm_par {
     char *columns;    /* the same, as columns of tiles */
     size_t row_items; /* of each product, ROWS8 rows of it */
     void *pairs;      /* of the one product there is, as pairs; NULL: each item makes its own */
+    kn_glu_fn *glu;   /* of its columns, and where that goes; see struct kn_gemm_job */
+    void *gated;
 };
 
 enum { ROWS8 = 16 }; /* that are rounded together; chosen */
@@ -343,7 +345,8 @@ static int pairs_item(struct kn_stream *st, void *arg, size_t item)
 static int prepare_pairs(struct kn_stream *st, struct gemm_par *g)
 {
     const struct kn_gemm_args *a = g->a;
-    if (g->n_items == 1 || a->m <= KN_COLUMNS || a->m > KN_PAIRS_ROWS || !by_pairs(a->w, a->m))
+    if (g->pairs || g->n_items == 1 || a->m <= KN_COLUMNS || a->m > KN_PAIRS_ROWS ||
+        !by_pairs(a->w, a->m))
         return 0;
     g->pairs = kn_cpu_scratch(st, KN_SLOT_ROWS, kn_pairs_bytes(a->m, a->w->k));
     if (!g->pairs) return -ENOMEM;
@@ -412,6 +415,8 @@ static int gemm_item(struct kn_stream *st, void *arg, size_t item)
                             .c = a->c,
                             .ldc = a->ldc,
                             .accumulate = a->accumulate,
+                            .glu = g->glu,
+                            .gated = g->gated,
                             .cancel = st->cancel};
     struct kn_int8_rows rows;
     const bool pairs = !g->rows && by_pairs(w, a->m);
@@ -436,10 +441,12 @@ static int gemm_item(struct kn_stream *st, void *arg, size_t item)
     return run_panels(w, &j, item_start(w, g->n_items, item), item_start(w, g->n_items, item + 1));
 }
 
-int kn_cpu_gemms(struct kn_stream *st, const struct kn_gemm_args *a, size_t n)
+/* n products of one shape; g says more than that they are. */
+static int gemms(struct kn_stream *st, struct gemm_par g, size_t n)
 {
-    struct gemm_par g = {.a = a, .n_items = 1};
+    const struct kn_gemm_args *a = g.a;
     const struct kn_mat *w = a->w;
+    g.n_items = 1;
     for (size_t i = 0; i < n; i++) {
         if (a[i].w->n != w->n || a[i].w->k != w->k || !a[i].w->ready) return -EINVAL;
         if (a[i].lda < w->k || a[i].ldc < w->n) return -EINVAL;
@@ -454,7 +461,30 @@ int kn_cpu_gemms(struct kn_stream *st, const struct kn_gemm_args *a, size_t n)
     return n * g.n_items == 1 ? gemm_item(st, &g, 0) : kn_par(st, n * g.n_items, gemm_item, &g);
 }
 
+int kn_cpu_gemms(struct kn_stream *st, const struct kn_gemm_args *a, size_t n)
+{
+    return gemms(st, (struct gemm_par){.a = a}, n);
+}
+
 int kn_cpu_gemm(struct kn_stream *st, const struct kn_gemm_args *a)
 {
     return a->m ? kn_cpu_gemms(st, a, 1) : a->w->ready ? 0 : -EINVAL;
+}
+
+/* On tiles, blocks of many rows: gates and what they are for are summed side by side, and what
+ * passes is rounded where the sums are. Not in wide runs, which large models have: see decision 24.
+ */
+int kn_cpu_gated(struct kn_stream *st, const struct kn_gemm_args *up, enum kn_act act,
+                 const struct kn_gemm_args *down)
+{
+    const struct kn_mat *w = up->w, *v = down->w;
+    const bool pairs = !w->int8 && !v->int8 && by_pairs(w, up->m) && by_pairs(v, up->m);
+    if (st->wide || !pairs || up->m <= KN_COLUMNS || up->m > KN_PAIRS_ROWS || up->accumulate ||
+        v->k % w->dev->simd->nr)
+        return -ENOTSUP;
+    void *gated = kn_cpu_scratch(st, KN_SLOT_GATED, kn_pairs_bytes(up->m, v->k));
+    if (!gated) return -ENOMEM;
+    kn_glu_fn *const glu = w->dev->simd->row.glu[act];
+    const int r = gemms(st, (struct gemm_par){.a = up, .glu = glu, .gated = gated}, 1);
+    return r < 0 ? r : gemms(st, (struct gemm_par){.a = down, .pairs = gated}, 1);
 }

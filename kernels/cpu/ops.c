@@ -602,6 +602,7 @@ static int top_scores(struct kn_stream *st, const float *score, const int32_t *i
 
 const struct kn_row_ops kn_cpu_row_ops = {
     .gemm = kn_cpu_gemm,
+    .gated = kn_cpu_gated,
     .gather = gather_rows,
     .copy = copy_bytes,
     .rmsnorm = rmsnorm,

@@ -49,6 +49,12 @@ static void tile_unpack(const struct codes_form *f, const uint8_t *panel, size_t
     }
 }
 
+/* TILE_NR values, rounded as tile_copy_a() does. */
+VF_INLINE __m512i bf16_row(const float *x)
+{
+    return (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(x + VL), _mm512_loadu_ps(x));
+}
+
 #include "kernels/cpu/simd/gemm_tile.h"
 
 #include "kernels/cpu/simd/gemm_block.h"

@@ -7,7 +7,12 @@
  * share few sets of the cache. Unpacking is no work for the tiles, and unpacking a block before its
  * products keeps them waiting. So while rows go by one piece, the next one is unpacked part by
  * part: with 256 rows one part for each step of the tiles, behind which its instructions hide. Sums
- * are the chains of gemm_amx.h. Thread: any. */
+ * are the chains of gemm_amx.h.
+ *
+ * Where half of the columns are gates (kn_gated()), a panel of them and its panel of the other half
+ * are such neighbours: all rows go by the one, then by the other, and the sums of 32 rows of both
+ * become what passes, rounded to pairs, behind the products of the next 32. They never leave L2,
+ * and nothing is read or rounded again. Thread: any. */
 #ifndef KERNELS_CPU_SIMD_GEMM_WORDS_H
 #define KERNELS_CPU_SIMD_GEMM_WORDS_H
 
@@ -17,6 +22,7 @@ enum {
     WORDS_KC = 288,          /* units of a piece at most; chosen: 36 of 48 KiB of an L1 */
     WORDS_A_BYTES = 1 << 20, /* of rows; chosen: half of an L2 */
     WORDS_SUMS = 2 * AMX_ROWS * TILE_NR,
+    WORDS_PASS = 2, /* rows of gates for each step; chosen: 32 are done within 18 steps of k 576 */
 };
 
 /* Which panels share a part of k, how many units that has, and where their sums wait. */
@@ -24,6 +30,31 @@ struct words_plan {
     size_t panel0, panel1, panels, units, kc, n_pairs;
     float *sums; /* [panels][n_pairs][2 * AMX_ROWS][TILE_NR] */
 };
+
+/* Sums of gates and of their panel of the other half, which become pairs row by row. */
+struct words_gate {
+    float *gate; /* and what passes */
+    const float *up;
+    elem *to; /* rows [done, end) of them are to be done */
+    size_t done, end;
+};
+
+/* Gates and the other half take turns. */
+static size_t words_panel(const struct kn_gemm_job *j, size_t i)
+{
+    return j->glu ? i / 2 + i % 2 * (j->n / 2 / TILE_NR) : i;
+}
+
+/* At most n rows more. */
+static void words_pass(const struct kn_gemm_job *j, struct words_gate *g, size_t n)
+{
+    const size_t lda = kn_pairs_stride(j->n / 2);
+    for (; n && g->done < g->end; n--, g->done++) {
+        float *x = g->gate + g->done * TILE_NR;
+        j->glu(x, g->up + g->done * TILE_NR, TILE_NR, x);
+        _mm512_storeu_si512(g->to + g->done * lda, bf16_row(x));
+    }
+}
 
 static struct words_plan words_plan(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
 {
@@ -37,14 +68,15 @@ static struct words_plan words_plan(const struct kn_gemm_job *j, size_t panel0, 
     x.sums = (float *)(void *)((char *)j->block + pieces);
     if (j->m * j->k * sizeof(elem) / 2 > WORDS_A_BYTES)
         x.panels = (KN_GEMM_BLOCK - pieces) / (x.n_pairs * WORDS_SUMS * sizeof(float));
+    if (j->glu) x.panels = x.panels == 1 ? 2 : x.panels / 2 * 2;
     return x;
 }
 
 static struct words_piece words_begin(const struct kn_gemm_job *j, const struct words_plan *x,
-                                      size_t p, size_t k0, elem *to)
+                                      size_t i, size_t k0, elem *to)
 {
-    const size_t left = x->units - k0;
-    struct words_piece w = {.p = p, .k0 = k0, .kc = left < x->kc ? left : x->kc, .b = to, .to = to};
+    const size_t left = x->units - k0, p = words_panel(j, i), kc = left < x->kc ? left : x->kc;
+    struct words_piece w = {.i = i, .p = p, .k0 = k0, .kc = kc, .b = to, .to = to};
     w.all = words_steps(&w) * WORDS_PARTS;
     if (j->coded) return w;
     w.b = (const elem *)j->b + (p * x->units + k0) * TILE_NR;
@@ -60,27 +92,34 @@ static struct words_piece words_begin(const struct kn_gemm_job *j, const struct 
 static struct words_piece words_follow(const struct kn_gemm_job *j, const struct words_plan *x,
                                        const struct words_piece *w, elem *to)
 {
-    const size_t first = w->p - (w->p - x->panel0) % x->panels;
+    const size_t first = w->i - (w->i - x->panel0) % x->panels;
     const size_t end = first + x->panels < x->panel1 ? first + x->panels : x->panel1;
-    size_t p = w->p + 1, k0 = w->k0;
-    if (p == end && k0 + w->kc < x->units)
-        p = first, k0 += w->kc;
-    else if (p == end)
+    size_t i = w->i + 1, k0 = w->k0;
+    if (i == end && k0 + w->kc < x->units)
+        i = first, k0 += w->kc;
+    else if (i == end)
         k0 = 0;
-    return p < x->panel1 ? words_begin(j, x, p, k0, to) : (struct words_piece){.p = p};
+    return i < x->panel1 ? words_begin(j, x, i, k0, to) : (struct words_piece){.i = i};
 }
 
-/* Two row tiles (or one) by a piece. *due counts what of the next one is to be unpacked meanwhile,
- * in shares of the tiles' steps that there are in all. */
+/* What happens behind the products: of the next piece what is to be unpacked by now, counted in
+ * shares of the tiles' steps that there are in all; and gates. */
+struct words_behind {
+    struct words_piece next;
+    size_t due;
+    struct words_gate gate;
+};
+
+/* Two row tiles (or one) by a piece. */
 static void words_rows(const struct kn_gemm_job *j, const struct words_plan *x, size_t pair,
-                       const struct words_piece *w, struct words_piece *next, size_t *due)
+                       const struct words_piece *w, struct words_behind *o)
 {
     const size_t row = pair * 2 * AMX_ROWS;
     const size_t R = j->m - row < 2 * AMX_ROWS ? j->m - row : 2 * AMX_ROWS;
     const size_t lda = kn_pairs_stride(j->k), line = lda * sizeof(elem);
     const elem *a = (const elem *)j->pairs + row * lda + w->k0, *b = w->b;
     float *sums =
-        x->sums + ((w->p - x->panel0) % x->panels * x->n_pairs + pair) * (size_t)WORDS_SUMS;
+        x->sums + ((w->i - x->panel0) % x->panels * x->n_pairs + pair) * (size_t)WORDS_SUMS;
     const size_t steps = words_steps(w), all = x->n_pairs * steps;
     const bool two = R > AMX_ROWS;
     const struct amx_part t[2] = {{row, two ? AMX_ROWS : R, w->p},
@@ -101,14 +140,22 @@ static void words_rows(const struct kn_gemm_job *j, const struct words_plan *x, 
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         }
-        for (*due += next->all; *due >= all; *due -= all)
-            words_part(j, next);
+        for (o->due += o->next.all; o->due >= all; o->due -= all)
+            words_part(j, &o->next);
+        words_pass(j, &o->gate, WORDS_PASS);
     }
+    words_pass(j, &o->gate, AMX_ROWS * 2);
+    const bool last = w->k0 + w->kc == x->units;
     for (int h = 0; h <= two; h++)
-        if (w->k0 + w->kc == x->units)
+        if (last && !j->glu)
             amx_end(j, h, &t[h]);
         else
             amx_store(h, sums + h * AMX_ROWS * TILE_NR, TILE_NR);
+    if (!last || !j->glu || w->i % 2 == 0) return;
+    elem *to =
+        (elem *)j->gated + row * kn_pairs_stride(j->n / 2) + w->i / 2 * (TILE_NR / TILE_UNIT);
+    const size_t n = (two ? 2 : 1) * AMX_ROWS;
+    o->gate = (struct words_gate){sums - x->n_pairs * WORDS_SUMS, sums, to, 0, n};
 }
 
 static int words_gemm(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
@@ -116,17 +163,19 @@ static int words_gemm(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
     const struct words_plan x = words_plan(j, panel0, panel1);
     elem *to[2] = {j->block, (elem *)j->block + WORDS_KC * TILE_NR};
     if (panel0 == panel1) return 0;
-    struct words_piece w = words_begin(j, &x, panel0, 0, to[0]), next;
+    struct words_piece w = words_begin(j, &x, panel0, 0, to[0]);
+    struct words_behind o = {0};
     while (j->coded && w.done < w.all)
         words_part(j, &w);
-    for (size_t i = 1; w.p < panel1; i++, w = next) {
-        size_t due = 0;
-        next = words_follow(j, &x, &w, to[i % 2]);
+    for (size_t i = 1; w.i < panel1; i++, w = o.next) {
+        o.due = 0;
+        o.next = words_follow(j, &x, &w, to[i % 2]);
         for (size_t pair = 0; pair < x.n_pairs; pair++) {
             if (kn_cancelled(j->cancel)) return -ECANCELED;
-            words_rows(j, &x, pair, &w, &next, &due);
+            words_rows(j, &x, pair, &w, &o);
         }
     }
+    words_pass(j, &o.gate, AMX_ROWS * 2);
     return 0;
 }
 

@@ -6,6 +6,9 @@
 
 #include <stddef.h>
 
+/* out = act(gate) * up, n values; out may be gate. */
+typedef void kn_glu_fn(const float *gate, const float *up, size_t n, float *out);
+
 struct kn_row_simd {
     void (*rmsnorm)(const float *x, size_t D, const float *w, float eps, float *out);
     /* out += …; out is not x. */
@@ -13,7 +16,7 @@ struct kn_row_simd {
     void (*layernorm)(const float *x, size_t D, const float *w, const float *b /* or NULL */,
                       float eps, float *out);
     void (*gelu)(float *x, size_t n); /* in place, by erf */
-    void (*glu[KN_ACTS])(const float *gate, const float *up, size_t F, float *out);
+    kn_glu_fn *glu[KN_ACTS];
     void (*softcap)(float *x, size_t n, float cap); /* in place */
 };
 
