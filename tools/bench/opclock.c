@@ -130,6 +130,9 @@ static double attn_flops(const struct kn_attn_args *a)
 #define OPS(X) \
     X(gemm, product_kind(o, a->w), product_flops(a->w, a->m), \
       PASS(const struct kn_gemm_args *a), PASS(a)) \
+    X(gated, OPCLOCK_GATED, product_flops(up->w, up->m) + product_flops(down->w, down->m), \
+      PASS(const struct kn_gemm_args *up, enum kn_act act, const struct kn_gemm_args *down), \
+      PASS(up, act, down)) \
     X(moe, OPCLOCK_EXPERTS, moe_flops(e, m), \
       PASS(const struct kn_moe *e, const float *h, size_t m, float *x, bool add), \
       PASS(e, h, m, x, add)) \
@@ -198,7 +201,7 @@ static double attn_flops(const struct kn_attn_args *a)
         struct thread *own = &o->thread[st->index];                                                \
         const enum opclock_kind kind = (its_kind), before = turn(o, own, kind);                    \
         const int status = o->own.row->op(st, names);                                              \
-        own->flops[kind] += (its_flops);                                                           \
+        if (status == 0) own->flops[kind] += (its_flops); /* else others did, or nobody */         \
         (void)turn(o, own, before);                                                                \
         return status;                                                                             \
     }

@@ -24,6 +24,7 @@
     X(DOWN, "down")                                                                                \
     X(HEAD, "head")                                                                                \
     X(PRODUCT, "product") /* of weights without a name */                                          \
+    X(GATED, "gated")     /* gate_up, activation and down, where they are one operation */         \
     X(EXPERTS, "experts") /* kn_moe() whole, but for its activation */                             \
     X(ATTENTION, "attention")                                                                      \
     X(MASS, "mass") /* attention that a key gets, to choose by */                                  \
