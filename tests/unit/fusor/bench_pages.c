@@ -43,20 +43,17 @@ static void open_cores(const char *path, const char *isa, size_t n_tok)
     if (model_open(path, &model, &e) < 0) give_up(e.msg);
     const struct model_cfg *g = model_config(model);
     for (int w = 0; w < WAYS; w++) {
-        const size_t width = ways[w].kv_q8                   ? g->K + 2
-                             : ways[w].arith == KN_ARITH_F32 ? 4 * g->K
-                                                             : 2 * g->K;
+        const size_t heads = 2 * g->G * g->L, room = heads * 4 * g->K; /* as f32: enough for all */
         const struct fus_core_opts o = {.dev = {.isa = isa,
                                                 .arith = ways[w].arith,
                                                 .kv_q8 = ways[w].kv_q8,
                                                 .weights = ways[w].weights},
-                                        .kv_bytes =
-                                            (n_tok + 2 * KN_PAGE) * 2 * g->G * width * g->L};
+                                        .kv_bytes = (n_tok + 2 * KN_PAGE) * room};
         if (fus_core_create(model, &o, &core[w], &e) < 0) (void)fprintf(stderr, "%s\n", e.msg);
         if (core[w])
             printf("%-16s %s, %s, %zu bytes of KV a token\n", ways[w].name,
                    kn_info(fus_core_dev(core[w]))->isa, kn_info(fus_core_dev(core[w]))->gemm,
-                   2 * g->G * width * g->L);
+                   heads * kn_row_bytes(kn_info(fus_core_dev(core[w]))->kv, 1, g->K));
     }
 }
 
