@@ -129,6 +129,7 @@ struct kn_info {
     size_t kv_value_bytes;    /* of a value in a page; Q8: without its scale */
     size_t wide_rows_max;     /* up to here kn_wide() is the better choice, */
     size_t wide_rows_large;   /* and of weights that are large (millions of values) up to here */
+    double step_flops;        /* a step of about so many is short, and does not lose by it */
     struct kn_gemm_rate rate[KN_RATES_MAX]; /* what the tuning measured */
     size_t n_rates;                         /* 0: it was not asked to */
 };

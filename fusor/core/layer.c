@@ -415,11 +415,12 @@ int fus_phase_b(struct fus_phase *p, size_t row0, size_t m)
 }
 
 /* A step of about 8 GFLOP (chosen: some 40 ms on two AVX-512 cores) lets queued work be cancelled
- * and decodes go on within 50 ms; under 256 rows the GEMMs would lose more than that is worth. A
- * GPU has 500 times the rate: 4 TFLOP, as long as what the rows' widest product gives stays below
- * 512 MiB, and under 1024 rows products would read weights for longer than they compute. So a layer
- * of 3000 tokens is one step there; cut like on a CPU it would be twelve, each of them waited for.
- */
+ * and decodes go on within 50 ms; under 256 rows the GEMMs would lose more than that is worth. AMX
+ * has more than six times the rate, and twice the step: threads wait for each other at the end of
+ * each section. A GPU has 500 times the rate: 4 TFLOP, as long as what the rows' widest product
+ * gives stays below 512 MiB, and under 1024 rows products would read weights for longer than they
+ * compute. So a layer of 3000 tokens is one step there; cut like on a CPU it would be twelve, each
+ * of them waited for. */
 size_t fus_slice_rows(const struct fus_core *c, size_t n_keys)
 {
     const struct model_cfg *g = &c->cfg;
@@ -427,7 +428,7 @@ size_t fus_slice_rows(const struct fus_core *c, size_t n_keys)
     const double linear = 2.0 * g->D * (2.0 * g->H * g->K + 3.0 * g->F);
     const double row =
         linear + 2.0 * g->H * g->K * (double)n_keys; /* half of the keys on average */
-    const double flops = host ? 8e9 : 4e12, least = host ? 256 : 1024;
+    const double flops = kn_info(c->dev)->step_flops, least = host ? 256 : 1024;
     const double widest = fmax(8.0 * g->F, 4.0 * g->experts.used * g->D); /* gate and up; experts */
     const double room = host ? INFINITY : (double)(512u << 20) / widest;
     const size_t rows = (size_t)fmin(flops / row, room) / 64 * 64;

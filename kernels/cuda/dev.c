@@ -1186,6 +1186,7 @@ int kn_cuda_create(const struct kn_dev_opts *o, const char *kind, int index,
         .kv_value_bytes = kv == KN_Q8 ? 1 : kn_row_bytes(kv, 1, 1),
         .wide_rows_max = 48, /* one path in any case: as on the CPU, for callers' equal cuts */
         .wide_rows_large = 48,
+        .step_flops = 4e12,
     };
     for (int i = 0; i < 2; i++)
         if (cu_event_create(&d->gpu, &d->mark[i]) < 0) r = -ENOMEM;
