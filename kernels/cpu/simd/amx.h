@@ -26,6 +26,12 @@ VF_INLINE __m512i bf16_pairs(vf lo, vf hi)
     return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(hi, lo));
 }
 
+/* Values beside each other, two vectors of them, as pairs of bf16. */
+VF_INLINE __m512i bf16_row(const float *x)
+{
+    return (__m512i)_mm512_cvtne2ps_pbh(vf_load(x + VL), vf_load(x));
+}
+
 static inline void amx_open(void)
 {
     struct {

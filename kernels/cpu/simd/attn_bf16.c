@@ -186,10 +186,8 @@ VF_INLINE void put_k_beside(pair *page, size_t K, size_t slot, const float *k, s
     for (size_t d = 0; d < K; d += 2 * VL) {
         __m512i key[AMX_COLS];
 #pragma GCC unroll 16
-        for (size_t i = 0; i < n; i++) {
-            const float *x = k + i * ldk + d;
-            key[i] = (__m512i)_mm512_cvtne2ps_pbh(vf_load(x + VL), vf_load(x));
-        }
+        for (size_t i = 0; i < n; i++)
+            key[i] = bf16_row(k + i * ldk + d);
         (n == AMX_COLS ? columns_put_all : columns_put)(key, to + d / 2 * AMX_COLS);
     }
 }

@@ -18,10 +18,8 @@ static void tile_copy_a(elem *dst, const float *row, size_t k, size_t k0, size_t
 {
     size_t full = (k0 + kc) * 2 <= k ? kc : k / 2 - k0, i = 0;
     const float *x = row + k0 * 2;
-    for (; i + VL <= full; i += VL) {
-        __m512 lo = _mm512_loadu_ps(x + 2 * i), hi = _mm512_loadu_ps(x + 2 * i + VL);
-        _mm512_storeu_si512(dst + i, (__m512i)_mm512_cvtne2ps_pbh(hi, lo));
-    }
+    for (; i + VL <= full; i += VL)
+        _mm512_storeu_si512(dst + i, bf16_row(x + 2 * i));
     for (; i < kc; i++) {
         float pair[VL] = {x[2 * i], (k0 + i) * 2 + 1 < k ? x[2 * i + 1] : 0.0f};
         __m512 v = _mm512_loadu_ps(pair);
@@ -47,12 +45,6 @@ static void tile_unpack(const struct codes_form *f, const uint8_t *panel, size_t
             _mm512_storeu_si512(out + i * NR + at, bf16_pairs(vf_load(lo), vf_load(lo + NR)));
         }
     }
-}
-
-/* TILE_NR values, rounded as tile_copy_a() does. */
-VF_INLINE __m512i bf16_row(const float *x)
-{
-    return (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(x + VL), _mm512_loadu_ps(x));
 }
 
 #include "kernels/cpu/simd/gemm_tile.h"

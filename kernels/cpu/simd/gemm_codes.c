@@ -184,11 +184,8 @@ void kn_amx_columns(const float *a, size_t lda, size_t m, size_t k, void *column
         for (size_t r = 0; r < AMX_ROWS; r += 4) {
             __m512i y[4];
 #pragma GCC unroll 4
-            for (size_t i = 0; i < 4; i++) {
-                const float *x = a + (r + i) * lda + k0;
-                y[i] = r + i < m ? (__m512i)_mm512_cvtne2ps_pbh(vf_load(x + VL), vf_load(x))
-                                 : _mm512_set1_epi32(0);
-            }
+            for (size_t i = 0; i < 4; i++)
+                y[i] = r + i < m ? bf16_row(a + (r + i) * lda + k0) : _mm512_set1_epi32(0);
             columns_put(y, to + r);
         }
 }
