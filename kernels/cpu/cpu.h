@@ -37,7 +37,7 @@ struct kn_gemm_job {
     size_t lda, m;
     const void *b; /* packed panels (mat.c), or NULL: */
     const struct kn_coded *coded;
-    bool as_f32;         /* coded: not rounded to bf16 on the way */
+    bool as_f32;         /* not rounded on the way */
     void *block, *pairs; /* room for a block of them, unpacked: KN_GEMM_BLOCK bytes; for pairs.h */
     bool paired;         /* they are there already, all rows at once */
     const void *columns; /* pairs.h: instead of a */
@@ -56,6 +56,9 @@ struct kn_gemm_job {
     const atomic_bool *cancel;
 };
 
+/* Panels [panel0, panel1) of C. */
+typedef int kn_gemm_fn(const struct kn_gemm_job *j, size_t panel0, size_t panel1);
+
 /* Rows of values to and from enum kn_dtype. */
 struct kn_formats {
     int (*encode_f16)(const float *x, size_t n, uint16_t *out);
@@ -70,7 +73,7 @@ struct kn_formats {
 struct kn_simd {
     const char *name;
     unsigned mr, nr; /* register tile: rows, columns = panel width */
-    int (*gemm_f32)(const struct kn_gemm_job *j, size_t panel0, size_t panel1);
+    kn_gemm_fn *gemm_f32;
     bool (*codes_panel)(const struct codes_form *f, const uint8_t *panel, size_t k0, size_t kc,
                         float *out);
     struct kn_attn_ops attn; /* in f32 */
@@ -82,13 +85,13 @@ struct kn_simd {
 extern const struct kn_simd kn_simd_portable, kn_simd_neon;
 #if defined(__x86_64__)
 extern const struct kn_simd kn_simd_avx2, kn_simd_avx512;
-int kn_gemm_bf16_avx512(const struct kn_gemm_job *j, size_t panel0, size_t panel1);
-int kn_gemm_bf16_amx(const struct kn_gemm_job *j, size_t panel0, size_t panel1);
+kn_gemm_fn kn_gemm_bf16_avx512, kn_gemm_bf16_amx;
+kn_gemm_fn kn_avx2_gemm_int16, kn_avx2_vnni_gemm_int16, kn_avx512_gemm_int16;
 extern const struct kn_attn_ops kn_attn_bf16;
 bool kn_avx512_codes_panel(const struct codes_form *f, const uint8_t *panel, size_t k0, size_t kc,
                            float *out);
 #endif
-enum kn_gemm_kind { GEMM_OWN_F32, GEMM_OWN_BF16, GEMM_KINDS };
+enum kn_gemm_kind { GEMM_OWN_F32, GEMM_OWN_BF16, GEMM_OWN_INT16, GEMM_KINDS };
 
 struct kn_stream { /* as struct kn_stream_head */
     struct kn_dev *dev;
@@ -106,9 +109,10 @@ struct kn_dev {
     struct kn_dev_head head;
     enum kn_isa isa;
     const struct kn_simd *simd;
-    bool has_bf16; /* AVX512-BF16 usable with the chosen kernels */
-    bool int8;     /* weights of the layers are in 8 bits, as well or alone */
-    bool kv_q8;    /* pages are in 8 bits */
+    bool has_bf16;     /* AVX512-BF16 usable with the chosen kernels */
+    kn_gemm_fn *int16; /* products in 16 bits, where there is no bf16; or NULL */
+    bool int8;         /* weights of the layers are in 8 bits, as well or alone */
+    bool kv_q8;        /* pages are in 8 bits */
     enum kn_arith arith;
     bool allow_bf16;
     enum kn_gemm_kind gemm;
@@ -155,6 +159,7 @@ static inline bool kn_cancelled(const atomic_bool *cancel)
 }
 
 /* isa.c */
+kn_gemm_fn *kn_isa_int16(enum kn_isa isa);
 int kn_isa_pick(const char *name, enum kn_isa *ret_isa, struct err *err);
 const struct kn_simd *kn_isa_table(enum kn_isa isa);
 const char *kn_isa_name(enum kn_isa isa);
@@ -166,7 +171,7 @@ int kn_mat_create_kind(struct kn_dev *d, size_t n, size_t k, enum kn_gemm_kind k
                        struct kn_mat **ret_mat);
 static inline bool kn_gemm_available(const struct kn_dev *d, enum kn_gemm_kind kind)
 {
-    return kind == GEMM_OWN_F32 || d->has_bf16;
+    return kind == GEMM_OWN_F32 || (kind == GEMM_OWN_BF16 ? d->has_bf16 : d->int16 && !d->int8);
 }
 /* Products round to bf16 on tiles. Settled by the choice of the GEMM, as are what pages hold: where
  * products round to bf16, attention does, too. */

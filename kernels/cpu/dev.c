@@ -15,8 +15,8 @@ static int choose_gemm(struct kn_dev *d, const char *name, struct err *err)
     char list[160] = "";
     for (int i = 0; i < GEMM_KINDS; i++) {
         enum kn_gemm_kind kind = (enum kn_gemm_kind)i;
-        bool fits =
-            d->arith == KN_ARITH_AUTO || (kind == GEMM_OWN_BF16) == (d->arith == KN_ARITH_BF16);
+        static const enum kn_arith of[GEMM_KINDS] = {KN_ARITH_F32, KN_ARITH_BF16, KN_ARITH_AUTO};
+        bool fits = d->arith == KN_ARITH_AUTO || d->arith == of[kind];
         if (!fits || !kn_gemm_available(d, kind)) continue;
         if (any || strcmp(name, kn_gemm_name(kind)) == 0) {
             d->gemm = kind;
@@ -100,6 +100,7 @@ int kn_cpu_create(const struct kn_dev_opts *o, struct kn_dev **ret_dev, struct e
     info->isa = kn_isa_name(d->isa);
     d->simd = kn_isa_table(d->isa);
     d->has_bf16 = d->isa >= KN_ISA_AVX512_BF16;
+    d->int16 = kn_isa_int16(d->isa);
     d->int8 = o->weights == KN_WEIGHTS_INT8;
     if (d->int8 && !kn_isa_int8(d->isa)) {
         r = err_set(err, -ENOTSUP,

@@ -55,6 +55,17 @@ bool kn_isa_int8(enum kn_isa isa)
 #endif
 }
 
+/* Of no use beside bf16, nor without VNNI beside FMAs of 512 bits: as many operations for as many
+ * products. */
+kn_gemm_fn *kn_isa_int16(enum kn_isa isa)
+{
+#if defined(__x86_64__)
+    if (isa == KN_ISA_AVX512) return kn_isa_int8(isa) ? kn_avx512_gemm_int16 : NULL;
+    if (isa == KN_ISA_AVX2) return kn_isa_int8(isa) ? kn_avx2_vnni_gemm_int16 : kn_avx2_gemm_int16;
+#endif
+    return NULL;
+}
+
 static enum kn_isa find_best(void)
 {
 #if defined(__x86_64__)
@@ -78,6 +89,12 @@ static enum kn_isa find_best(void)
 bool kn_isa_int8(enum kn_isa isa)
 {
     return isa >= KN_ISA_AVX512;
+}
+kn_gemm_fn *kn_isa_int16(enum kn_isa isa)
+{
+    return isa == KN_ISA_AVX512 ? kn_avx512_gemm_int16
+           : isa == KN_ISA_AVX2 ? kn_avx2_gemm_int16
+                                : NULL;
 }
 #endif
 

@@ -11,7 +11,8 @@
 
 const char *kn_gemm_name(enum kn_gemm_kind kind)
 {
-    return kind == GEMM_OWN_BF16 ? "own-bf16" : "own-f32";
+    static const char *const names[GEMM_KINDS] = {"own-f32", "own-bf16", "own-int16"};
+    return names[kind];
 }
 
 static size_t panels_of(const struct kn_mat *w)
@@ -72,6 +73,12 @@ static void mat_destroy(struct kn_mat *w)
     mem_free(w);
 }
 
+/* The head is not in fewer bits where other kinds of numbers serve the layers. */
+static enum kn_gemm_kind kind_of(const struct kn_dev *d, bool full)
+{
+    return full && d->gemm == GEMM_OWN_INT16 ? GEMM_OWN_F32 : d->gemm;
+}
+
 static int mat_create_coded(struct kn_dev *d, const struct kn_part *parts, size_t n_parts, size_t k,
                             bool full, struct kn_mat **ret_mat)
 {
@@ -82,7 +89,7 @@ static int mat_create_coded(struct kn_dev *d, const struct kn_part *parts, size_
         n += parts[i].n;
     struct kn_mat *w = mem_zalloc(sizeof *w);
     if (!w) return -ENOMEM;
-    *w = (struct kn_mat){.dev = d, .n = n, .k = k, .kind = d->gemm};
+    *w = (struct kn_mat){.dev = d, .n = n, .k = k, .kind = kind_of(d, full)};
     int r = kn_coded_create(d, parts, n_parts, k, &w->coded);
     if (r == 0 && int8) r = kn_int8_create(d, n, k, &w->int8);
     if (r < 0) {
@@ -95,12 +102,12 @@ static int mat_create_coded(struct kn_dev *d, const struct kn_part *parts, size_
 
 static int mat_create_full(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat)
 {
-    return kn_mat_create_kind(d, n, k, d->gemm, ret_mat);
+    return kn_mat_create_kind(d, n, k, kind_of(d, true), ret_mat);
 }
 
 static int mat_create(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat)
 {
-    if (!d->int8) return mat_create_full(d, n, k, ret_mat);
+    if (!d->int8) return kn_mat_create_kind(d, n, k, kind_of(d, false), ret_mat);
     struct kn_mat *w = mem_zalloc(sizeof *w);
     if (!w) return -ENOMEM;
     *w = (struct kn_mat){.dev = d, .n = n, .k = k, .kind = d->gemm};
@@ -161,7 +168,7 @@ static int fill_rows(struct kn_mat *w, size_t row, size_t n, const float *x)
     if (w->coded)
         kn_coded_fill_f32(w->coded, row, n, x);
     else if (w->data)
-        (w->kind == GEMM_OWN_F32 ? fill_f32 : fill_bf16)(w, row, n, x);
+        (w->kind == GEMM_OWN_BF16 ? fill_bf16 : fill_f32)(w, row, n, x);
     return 0;
 }
 
@@ -316,17 +323,17 @@ static int prepare_columns(struct kn_stream *st, struct gemm_par *g, size_t n)
     return kn_par(st, n * KN_COLUMN_TILES, columns_item, g);
 }
 
-/* A code on its way to bf16 costs more than the product with one row, but for tiles. */
+/* A weight on its way to other numbers costs more than the product with one row, but for tiles. */
 static bool by_f32(const struct kn_mat *w)
 {
-    return w->coded && w->dev->replaying && !by_columns(w, 1);
+    const bool turned = w->coded || w->kind == GEMM_OWN_INT16;
+    return w->kind == GEMM_OWN_F32 || (turned && w->dev->replaying && !by_columns(w, 1));
 }
 
 /* Products in bf16 that read rows as pairs. */
 static bool by_pairs(const struct kn_mat *w, size_t m)
 {
-    return w->dev->isa == KN_ISA_AMX && w->kind == GEMM_OWN_BF16 && !by_f32(w) &&
-           !by_columns(w, m);
+    return w->dev->isa == KN_ISA_AMX && w->kind == GEMM_OWN_BF16 && !by_f32(w) && !by_columns(w, m);
 }
 
 static int pairs_item(struct kn_stream *st, void *arg, size_t item)
@@ -397,7 +404,7 @@ static int run_panels(const struct kn_mat *w, const struct kn_gemm_job *j, size_
     if (w->kind == GEMM_OWN_BF16 && !j->as_f32)
         return (w->dev->isa == KN_ISA_AMX ? kn_gemm_bf16_amx : kn_gemm_bf16_avx512)(j, p0, p1);
 #endif
-    return w->dev->simd->gemm_f32(j, p0, p1);
+    return (j->as_f32 ? w->dev->simd->gemm_f32 : w->dev->int16)(j, p0, p1);
 }
 
 static int gemm_item(struct kn_stream *st, void *arg, size_t item)
@@ -415,26 +422,27 @@ static int gemm_item(struct kn_stream *st, void *arg, size_t item)
                             .c = a->c,
                             .ldc = a->ldc,
                             .accumulate = a->accumulate,
+                            .as_f32 = by_f32(w),
                             .glu = g->glu,
                             .gated = g->gated,
                             .cancel = st->cancel};
     struct kn_int8_rows rows;
     const bool pairs = !g->rows && by_pairs(w, a->m);
+    const bool int16 = w->kind == GEMM_OWN_INT16 && !j.as_f32;
     if (g->rows) {
         rows = rows8_of(g, item / g->n_items);
         j.int8 = w->int8;
         j.rows = &rows;
     } else if (w->coded) {
         j.coded = w->coded;
-        j.as_f32 = by_f32(w);
         j.columns = by_columns(w, a->m) ? g->columns + columns_at(g, item / g->n_items) : NULL;
     }
-    if (pairs || j.rows || (j.coded && !j.columns))
+    if (pairs || j.rows || (j.coded && !j.columns) || int16)
         if (!(j.block = kn_cpu_scratch(st, KN_SLOT_WEIGHTS, KN_GEMM_BLOCK))) return -ENOMEM;
-    if (pairs) {
+    if (pairs || int16) {
+        const size_t bytes = (pairs ? kn_pairs_bytes : kn_int16_bytes)(a->m, w->k);
         j.paired = g->pairs;
-        j.pairs =
-            j.paired ? g->pairs : kn_cpu_scratch(st, KN_SLOT_ROWS, kn_pairs_bytes(a->m, w->k));
+        j.pairs = j.paired ? g->pairs : kn_cpu_scratch(st, KN_SLOT_ROWS, bytes);
         if (!j.pairs) return -ENOMEM;
     }
     item %= g->n_items;

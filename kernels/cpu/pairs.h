@@ -1,5 +1,5 @@
 /* pairs: rows of a product as pairs of bf16 for AMX tiles, rounded once for all columns:
- * KN_PAIRS_ROWS of them at a time, or few as columns. A row is an odd number of cache lines, so
+ * KN_PAIRS_ROWS of them at a time, or few as columns; or of whole numbers of 16 bits. A row is an odd number of cache lines, so
  * that rows do not share few sets of the cache. Pure. */
 #ifndef KERNELS_CPU_PAIRS_H
 #define KERNELS_CPU_PAIRS_H
@@ -15,6 +15,12 @@ static inline size_t kn_pairs_bytes(size_t m, size_t k)
 {
     const size_t rows = m < KN_PAIRS_ROWS ? (m + 15) / 16 * 16 : KN_PAIRS_ROWS;
     return rows * kn_pairs_stride(k) * 4;
+}
+
+/* simd/gemm_int16.c: rows as pairs of whole numbers, with a scale for each 512 values at most. */
+static inline size_t kn_int16_bytes(size_t m, size_t k)
+{
+    return m * (kn_pairs_stride(k) + k / 512 + 1) * 4;
 }
 
 /* Up to so many rows go by codes as columns of tiles, 16 rows by 16 pairs each: the tiles of one

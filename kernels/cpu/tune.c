@@ -1,5 +1,6 @@
-/* Choosing the GEMM: f32 or bf16, by measuring them on the model's own shapes; the winner is
- * remembered. Where bf16 may be used and there are tiles for it, it is chosen without a match.
+/* Choosing the GEMM: f32, or bf16 and what is as close to the model, by measuring them on its own
+ * shapes; the winner is remembered. Where bf16 may be used and there are tiles for it, it is chosen
+ * without a match.
  *
  * Every candidate packs every shape once; then rounds over all of them, interleaved, all
  * threads by blocks of rows as in a prefill, until the budget is used. A candidate's rate is that
@@ -17,7 +18,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { TUNE_VERSION = 5, SHAPES_MAX = 16, KEY_MAX = 768 };
+enum { TUNE_VERSION = 6, SHAPES_MAX = 16, KEY_MAX = 768 };
 
 struct candidate {
     enum kn_gemm_kind kind;
@@ -30,7 +31,9 @@ static bool candidate_fits(const struct kn_dev *d, enum kn_gemm_kind kind)
 {
     if (d->forced) return kind == d->gemm;
     const bool may = d->arith == KN_ARITH_BF16 || (d->arith == KN_ARITH_AUTO && d->allow_bf16);
-    if (kind == GEMM_OWN_BF16) return may && kn_gemm_available(d, kind);
+    if (kind != GEMM_OWN_F32)
+        return may && kn_gemm_available(d, kind) &&
+               (kind == GEMM_OWN_BF16 || d->arith == KN_ARITH_AUTO);
     return d->arith != KN_ARITH_BF16 && !(may && d->isa == KN_ISA_AMX);
 }
 
@@ -149,7 +152,10 @@ static int measure_candidates(struct kn_dev *d, const struct kn_shape *s, size_t
 static enum kn_gemm_kind winner(const double rates[GEMM_KINDS])
 {
     const double TIE = 0.97;
-    return rates[GEMM_OWN_F32] < TIE * rates[GEMM_OWN_BF16] ? GEMM_OWN_BF16 : GEMM_OWN_F32;
+    enum kn_gemm_kind best = GEMM_OWN_F32;
+    for (int i = 0; i < GEMM_KINDS; i++)
+        if (rates[best] < TIE * rates[i]) best = (enum kn_gemm_kind)i;
+    return best;
 }
 
 int kn_cpu_tune(struct kn_dev *d, const struct kn_tuning *t)

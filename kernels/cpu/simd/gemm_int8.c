@@ -13,7 +13,7 @@
 #include "base/assert.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/simd/cases.h"
-#include "kernels/cpu/simd/vec.h"
+#include "kernels/cpu/simd/whole.h"
 #if KN_SIMD == 512
 #include "kernels/cpu/simd/amx.h"
 #endif
@@ -26,46 +26,28 @@
 #define MR 12
 #endif
 enum {
-    NV = 2, /* vectors across a panel */
-    NR = NV * VL,
     MR_MOST = 32,      /* two row tiles of AMX */
     KC = 1152,         /* of k in a piece; chosen: 36 of 48 KiB of an L1 */
     MC = 256,          /* rows at a time; chosen: what a thread gets at most (kn_rows) */
     NP = 16,           /* panels that share a part of k; chosen: their pieces are 576 KiB */
     A_BYTES = 1 << 20, /* of rows; chosen: half of an L2 */
 };
-typedef int32_t whole __attribute__((vector_size(VL * 4)));
 #define ZERO (KN_SIMD == 128 ? 0 : 128) /* kn_int8.zero of what tile_sums() reads */
 
 #if KN_SIMD == 512
 #define NAME(name) kn_avx512_##name
-#define whole_load(p) ((whole)_mm512_loadu_si512(p))
-#define whole_store(p, x) _mm512_storeu_si512(p, (__m512i)(x))
-#define whole_set1(x) ((whole)_mm512_set1_epi32(x))
-#define whole_max(a, b) ((whole)_mm512_max_epi32((__m512i)(a), (__m512i)(b)))
 #define whole_dot(c, b, a) ((whole)_mm512_dpbusd_epi32((__m512i)(c), (__m512i)(b), (__m512i)(a)))
-#define whole_vf(x) _mm512_cvtepi32_ps((__m512i)(x))
 #define LANES(s)                                                                                   \
     0 ^ s, 1 ^ s, 2 ^ s, 3 ^ s, 4 ^ s, 5 ^ s, 6 ^ s, 7 ^ s, 8 ^ s, 9 ^ s, 10 ^ s, 11 ^ s, 12 ^ s,  \
         13 ^ s, 14 ^ s, 15 ^ s
 #elif KN_SIMD == 128
 #define NAME(name) kn_neon_##name
-#define whole_load(p) ((whole)vld1q_s8((const int8_t *)(p)))
-#define whole_store(p, x) vst1q_s32(p, (int32x4_t)(x))
-#define whole_set1(x) ((whole)vdupq_n_s32(x))
-#define whole_max(a, b) ((whole)vmaxq_s32((int32x4_t)(a), (int32x4_t)(b)))
 #define whole_dot(c, b, a) ((whole)vdotq_s32((int32x4_t)(c), (int8x16_t)(b), (int8x16_t)(a)))
-#define whole_vf(x) vcvtq_f32_s32((int32x4_t)(x))
 #define LANES(s) 0 ^ s, 1 ^ s, 2 ^ s, 3 ^ s
 #else
 #define NAME(name) kn_avx2_##name
-#define whole_load(p) ((whole)_mm256_loadu_si256((const void *)(p)))
-#define whole_store(p, x) _mm256_storeu_si256((void *)(p), (__m256i)(x))
-#define whole_set1(x) ((whole)_mm256_set1_epi32(x))
-#define whole_max(a, b) ((whole)_mm256_max_epi32((__m256i)(a), (__m256i)(b)))
 #define whole_dot(c, b, a)                                                                         \
     ((whole)_mm256_dpbusd_avx_epi32((__m256i)(c), (__m256i)(b), (__m256i)(a)))
-#define whole_vf(x) _mm256_cvtepi32_ps((__m256i)(x))
 #define LANES(s) 0 ^ s, 1 ^ s, 2 ^ s, 3 ^ s, 4 ^ s, 5 ^ s, 6 ^ s, 7 ^ s
 #endif
 
@@ -128,10 +110,7 @@ static int32_t rotate_row(const float *a, size_t k, float *to)
             vf_store(to + at + i * VL, x[i]);
         }
     }
-    int32_t most = 0;
-    for (int i = 0; i < VL; i++)
-        most = most > top[i] ? most : top[i];
-    return most;
+    return whole_top(top);
 }
 
 static uint32_t bits_of(float x)
@@ -254,28 +233,13 @@ static void amx_sums(const struct kn_gemm_job *j, size_t row, unsigned R, const 
 
 /* ---- to C ---- */
 
-VF_INLINE void add_vector(float *c, bool load, vf bias, vf by, size_t n, const int32_t *sums)
-{
-    if (load) bias = vf_add(n < VL ? vf_loadn(c, n) : vf_load(c), bias);
-    const vf sum = vf_fma(whole_vf(whole_load(sums)), by, bias);
-    if (n < VL)
-        vf_storen(c, sum, n);
-    else
-        vf_store(c, sum);
-}
-
 /* Columns [at, at + VL), or as many as there are, of R rows. */
 VF_INLINE void add_columns(const struct kn_gemm_job *j, size_t row, unsigned R, size_t at,
                            const int32_t *sums)
 {
-    if (at >= j->n) return;
-    const size_t n = j->n - at < VL ? j->n - at : VL;
-    const vf scale = vf_load(j->int8->scale + at);
-    const vf bias = j->bias ? vf_loadn(j->bias + at, n) : vf_set1(0);
-    float *c = j->c + row * j->ldc + at;
-    for (size_t r = 0; r < R; r++)
-        add_vector(c + r * j->ldc, j->accumulate, bias,
-                   vf_mul(vf_set1(j->rows->scale[row + r]), scale), n, sums + r * NR);
+    whole_add(j, row, R, at,
+              (struct whole_sums){sums, j->rows->scale + row, j->int8->scale + at, j->bias,
+                                  j->accumulate});
 }
 
 /* ---- blocks ---- */

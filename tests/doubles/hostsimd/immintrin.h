@@ -170,6 +170,15 @@ HS_FN hs_reg hs_from_i8(__m128i a)
     memcpy(b, &a, sizeof b);
     HS_LANE(r.i[l] = b[l]);
 }
+HS_FN __m256i hs_to_i16(hs_reg a)
+{
+    uint16_t h[HS_LANES];
+    __m256i r;
+    for (int l = 0; l < HS_LANES; l++)
+        h[l] = a.h[2 * l];
+    memcpy(&r, h, sizeof r);
+    return r;
+}
 HS_FN __m128i hs_to_i8(hs_reg a)
 {
     int8_t b[HS_LANES];
@@ -309,6 +318,11 @@ HS_FN hs_reg hs_dot_bytes(hs_reg c, hs_reg a, hs_reg b)
         c.i[i / 4] += x[i] * y[i];
     return c;
 }
+HS_FN hs_reg hs_dot_halves(hs_reg c, hs_reg a, hs_reg b)
+{
+    HS_LANE(r.u[l] = c.u[l] + (uint32_t)((int16_t)a.h[2 * l] * (int16_t)b.h[2 * l]) +
+                     (uint32_t)((int16_t)a.h[2 * l + 1] * (int16_t)b.h[2 * l + 1]));
+}
 HS_FN void hs_tile_dot_bytes(int c, int a, int b)
 {
     for (int i = 0; i < HS_TILE_ROWS; i++)
@@ -369,7 +383,7 @@ HS_FN void hs_tile_dot(int c, int a, int b)
 #define _mm512_max_ps(a, b) hs_max(hs_v(a), hs_v(b)).v
 #define _mm512_min_ps(a, b) hs_min(hs_v(a), hs_v(b)).v
 #define _mm512_fmadd_ps(a, b, c) hs_fma(hs_v(a), hs_v(b), hs_v(c)).v
-#define _mm512_roundscale_ps(a, scale) hs_rint(hs_v(a)).v /* scale 0, the only one used */
+#define _mm512_roundscale_ps(a, scale) hs_rint(hs_v(a)).v  /* scale 0, the only one used */
 #define _mm512_reduce_ps(a, how) hs_above_floor(hs_v(a)).v /* down, likewise */
 #define _mm512_scalef_ps(a, n) hs_scale2(0xffff, hs_v(a), hs_v(n)).v
 #define _mm512_mask_blend_ps(m, a, b) hs_blend(m, hs_v(a), hs_v(b)).v
@@ -386,10 +400,12 @@ HS_FN void hs_tile_dot(int c, int a, int b)
 #define _mm512_slli_epi32(a, n) hs_left(hs_w(a), n).w
 #define _mm512_srli_epi32(a, n) hs_right(hs_w(a), n).w
 #define _mm512_dpbusd_epi32(c, a, b) hs_dot_bytes(hs_w(c), hs_w(a), hs_w(b)).w
+#define _mm512_dpwssd_epi32(c, a, b) hs_dot_halves(hs_w(c), hs_w(a), hs_w(b)).w
 #define _mm512_cvtepi32_ps(a) hs_from_i32(hs_w(a)).v
 #define _mm512_cvtps_epi32(a) hs_to_i32(hs_v(a)).w
 #define _mm512_cvtepi8_epi32(a) hs_from_i8(a).w
 #define _mm512_cvtepi32_epi8(a) hs_to_i8(hs_w(a))
+#define _mm512_cvtepi32_epi16(a) hs_to_i16(hs_w(a))
 #define _mm512_permutexvar_epi16(at, a) hs_pick16(hs_w(at), hs_w(a)).w
 #define _mm512_permutexvar_epi32(at, a) hs_pick(hs_w(at), hs_w(a)).w
 #define _mm512_srlv_epi16(a, n) hs_right16(hs_w(a), hs_w(n)).w

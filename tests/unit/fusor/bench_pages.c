@@ -15,18 +15,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SESSIONS = 8, ROUNDS = 9, STEPS = 4, PIECES = 8, PIECE = 768, QUESTION = 32, WAYS = 5 };
+enum { SESSIONS = 8, ROUNDS = 9, STEPS = 4, PIECES = 8, PIECE = 768, QUESTION = 32, WAYS = 6 };
 
 static const struct {
     const char *name;
     enum kn_arith arith;
     bool kv_q8;
     enum kn_weights weights;
+    const char *gemm;
 } ways[WAYS] = {{"f32", KN_ARITH_F32, false, KN_WEIGHTS_AUTO},
                 {"f32, q8 pages", KN_ARITH_F32, true, KN_WEIGHTS_AUTO},
                 {"bf16", KN_ARITH_BF16, false, KN_WEIGHTS_AUTO},
                 {"bf16, q8 pages", KN_ARITH_BF16, true, KN_WEIGHTS_AUTO},
-                {"int8", KN_ARITH_BF16, false, KN_WEIGHTS_INT8}};
+                {"int8", KN_ARITH_BF16, false, KN_WEIGHTS_INT8},
+                {"int16", KN_ARITH_AUTO, false, KN_WEIGHTS_AUTO, "own-int16"}};
 
 static struct model *model;
 static struct fus_core *core[WAYS]; /* NULL: this CPU has no such arithmetic */
@@ -47,6 +49,7 @@ static void open_cores(const char *path, const char *isa, size_t n_tok)
         const struct fus_core_opts o = {.dev = {.isa = isa,
                                                 .arith = ways[w].arith,
                                                 .kv_q8 = ways[w].kv_q8,
+                                                .gemm = ways[w].gemm,
                                                 .weights = ways[w].weights},
                                         .kv_bytes = (n_tok + 2 * KN_PAGE) * room};
         if (fus_core_create(model, &o, &core[w], &e) < 0) (void)fprintf(stderr, "%s\n", e.msg);

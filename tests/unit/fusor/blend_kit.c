@@ -247,11 +247,16 @@ void kit_open(struct kit *k, const struct tiny_opts *o, uint64_t kv_tokens)
     }
     const char *device = getenv("KVBLEND_TEST_DEVICE");
     const char *weights = getenv("KVBLEND_TEST_WEIGHTS"); /* and then the arithmetic of bf16 */
+    const char *gemm = getenv("KVBLEND_TEST_GEMM");
     const struct fus_core_opts co = {
         .dev = {.device = device,
                 .n_threads = 2,
-                .gemm = device ? NULL : "own-f32",
-                .arith = weights ? KN_ARITH_BF16 : KN_ARITH_F32,
+                .gemm = device ? NULL
+                        : gemm ? gemm
+                               : "own-f32",
+                .arith = weights ? KN_ARITH_BF16
+                         : gemm  ? KN_ARITH_AUTO
+                                 : KN_ARITH_F32,
                 .kv_q8 = kit_q8(),
                 .weights = (enum kn_weights)kn_weights_parse(weights ? weights : "auto", 0)},
         .kv_bytes = page * (kv_tokens / KN_PAGE)};

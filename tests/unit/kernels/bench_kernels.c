@@ -28,7 +28,7 @@ static int gemm_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
     return kn_gemm(st, &a);
 }
 
-static const char *const gemms[] = {"own-f32", "own-bf16", "own-int8"};
+static const char *const gemms[] = {"own-f32", "own-bf16", "own-int16", "own-int8"};
 static const char *bench_only;
 enum { N_GEMM = sizeof gemms / sizeof *gemms };
 

@@ -116,13 +116,18 @@ TEST(products_of_codes_are_those_of_their_values_bf16)
     every_form("own-bf16", 2);
 }
 
+TEST(products_of_codes_are_those_of_their_values_int16)
+{
+    every_form("own-int16", 1);
+}
+
 TEST(products_of_codes_are_those_of_their_values_int8)
 {
     every_form("own-int8", 1);
 }
 
-/* A decode step beside weights in 8 bits takes the file's own codes, as it does without. */
-TEST(a_replay_beside_int8_is_that_of_codes)
+/* A decode step beside other numbers takes the file's own codes, as it does without. */
+static void replay_is_that_of_codes(const char *gemm)
 {
     enum { M = 3, N = 130, K = 96 };
     const struct kn_part part = {N, forms[1]};
@@ -130,7 +135,7 @@ TEST(a_replay_beside_int8_is_that_of_codes)
     unsigned n_dev = 0;
     for (unsigned i = 1; i < KERN_ISAS - 1; i++) {
         for (int v = 0; v < 3; v++) {
-            struct kn_dev *d = kern_dev(i, 2, v ? "own-int8" : "own-f32");
+            struct kn_dev *d = kern_dev(i, 2, v ? gemm : "own-f32");
             struct pair p;
             c[v] = kern_random(M * N, 2, 1);
             if (!d) continue;
@@ -153,7 +158,17 @@ TEST(a_replay_beside_int8_is_that_of_codes)
         if (n_dev) break;
     }
     free(a);
-    if (n_dev == 0) SKIP("this machine lacks products in 8 bits");
+    if (n_dev == 0) SKIP("this machine lacks the candidate");
+}
+
+TEST(a_replay_beside_int8_is_that_of_codes)
+{
+    replay_is_that_of_codes("own-int8");
+}
+
+TEST(a_replay_beside_int16_is_that_of_codes)
+{
+    replay_is_that_of_codes("own-int16");
 }
 
 /* More columns and more k than a block of the GEMM has, on one to three threads. */

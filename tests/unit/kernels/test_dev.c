@@ -67,9 +67,9 @@ TEST(tune_chooses_an_available_candidate)
     struct kn_gemm_rate r[KN_RATES_MAX];
     const char *gemm;
     size_t n = tune(&(struct kn_dev_opts){.n_threads = 2}, r, &gemm), chosen = 0;
-    ASSERT_EQ(n, 2);
+    ASSERT_EQ(n, 3);
     for (size_t i = 0; i < n; i++) {
-        if (strstr(r[i].name, "bf16")) ASSERT_TRUE(r[i].gflops == 0); /* not permitted here */
+        if (strcmp(r[i].name, "own-f32") != 0) ASSERT_TRUE(r[i].gflops == 0); /* not permitted */
         if (!r[i].chosen) continue;
         chosen++;
         ASSERT_TRUE(r[i].gflops > 0);
@@ -160,7 +160,8 @@ static void chooses(const char *isa, bool allow_bf16, enum kn_arith arith, const
         if (i || !fastest) {
             ASSERT_STREQ(kn_info(d)->gemm, want);
             ASSERT_EQ(kn_info(d)->kv_value_bytes, strcmp(want, "own-bf16") ? 4 : 2);
-            ASSERT_TRUE(kn_info(d)->rate[strcmp(want, "own-bf16") == 0].chosen);
+            for (size_t c = 0; c < kn_info(d)->n_rates; c++)
+                ASSERT_EQ(kn_info(d)->rate[c].chosen, strcmp(kn_info(d)->rate[c].name, want) == 0);
         }
         kn_dev_destroy(d);
     }
@@ -168,28 +169,47 @@ static void chooses(const char *isa, bool allow_bf16, enum kn_arith arith, const
     ASSERT_OK(rmdir(dir));
 }
 
-TEST(without_bf16_start_up_chooses_f32)
+static bool has_int16(const char *isa)
+{
+    struct err e;
+    return create(&(struct kn_dev_opts){.isa = isa, .gemm = "own-int16"}, &e) == 0;
+}
+
+/* Of two that may be chosen: the one that is measured the faster, or was. */
+static void chooses_the_faster(const char *isa, int other, const char *name)
+{
+    struct kn_gemm_rate r[KN_RATES_MAX];
+    const struct kn_dev_opts o = {.n_threads = 1, .isa = isa, .allow_bf16 = true};
+    const char *gemm;
+    chooses(isa, true, KN_ARITH_AUTO, "own-f32", "own-f32");
+    chooses(isa, true, KN_ARITH_AUTO, name, name);
+    ASSERT_EQ(tune(&o, r, &gemm), 3);
+    for (int i = 0; i < 3; i++)
+        ASSERT_EQ(r[i].gflops > 0, i == 0 || i == other);
+    ASSERT_STREQ(gemm, r[0].gflops < 0.97 * r[other].gflops ? name : "own-f32");
+}
+
+TEST(without_bf16_start_up_chooses_f32_or_int16)
 {
     static const char *const isas[] = {"portable", "avx2", "avx512"};
+    chooses("portable", true, KN_ARITH_AUTO, NULL, "own-f32");
     for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
         if (!has_isa(isas[i], KN_ARITH_AUTO) || has_isa(isas[i], KN_ARITH_BF16)) continue;
-        chooses(isas[i], true, KN_ARITH_AUTO, NULL, "own-f32");
-        chooses(isas[i], true, KN_ARITH_AUTO, "own-bf16", "own-f32"); /* a file of no use */
+        chooses(isas[i], false, KN_ARITH_AUTO, NULL, "own-f32");
+        chooses(isas[i], false, KN_ARITH_AUTO, "own-int16", "own-f32"); /* a file of no use */
+        chooses(isas[i], true, KN_ARITH_F32, "own-int16", "own-f32");
+        if (has_int16(isas[i]))
+            chooses_the_faster(isas[i], 2, "own-int16");
+        else
+            chooses(isas[i], true, KN_ARITH_AUTO, "own-bf16", "own-f32");
     }
+    if (has_isa("avx2", KN_ARITH_AUTO)) ASSERT_TRUE(has_int16("avx2"));
 }
 
 TEST(with_bf16_start_up_chooses_what_is_faster)
 {
     if (!has_isa("avx512", KN_ARITH_BF16)) SKIP("no AVX-512 with BF16 here");
-    chooses("avx512", true, KN_ARITH_AUTO, "own-f32", "own-f32");
-    chooses("avx512", true, KN_ARITH_AUTO, "own-bf16", "own-bf16");
-    struct kn_gemm_rate r[KN_RATES_MAX];
-    const char *gemm;
-    ASSERT_EQ(
-        tune(&(struct kn_dev_opts){.n_threads = 1, .isa = "avx512", .allow_bf16 = true}, r, &gemm),
-        2);
-    ASSERT_TRUE(r[0].gflops > 0 && r[1].gflops > 0);
-    ASSERT_STREQ(gemm, r[0].gflops < 0.97 * r[1].gflops ? "own-bf16" : "own-f32");
+    chooses_the_faster("avx512", 1, "own-bf16");
 }
 
 TEST(with_tiles_start_up_chooses_bf16)

@@ -98,6 +98,42 @@ TEST(own_int8_matches_oracle)
     all_shapes("own-int8", 0.06, 1);
 }
 
+/* Operands are off by a 4094th of their block's largest each. */
+TEST(own_int16_matches_oracle)
+{
+    all_shapes("own-int16", 0x1p-9, 1);
+}
+
+/* Blocks of k of one value each: all numbers are the largest that there are, and nothing but sums
+ * in f32 is rounded. */
+TEST(own_int16_sums_do_not_overflow)
+{
+    enum { M = 9, N = 40 };
+    static const size_t Ks[] = {512, 1301, 4096};
+    unsigned n_dev = 0;
+    for (unsigned i = 1; i < KERN_ISAS; i++)
+        for (size_t t = 0; t < sizeof Ks / sizeof *Ks; t++) {
+            const size_t K = Ks[t];
+            struct kn_dev *d = kern_dev(i, 2, "own-int16");
+            if (!d) continue;
+            n_dev++;
+            float *a = malloc(M * K * sizeof *a), *w = malloc(N * K * sizeof *w),
+                  *c = kern_random(M * N, 3, 1);
+            for (size_t at = 0; at < M * K; at++)
+                a[at] = -3 * (float)(at / K + 1);
+            for (size_t at = 0; at < N * K; at++)
+                w[at] = 0.7f * (float)(at / K + 1);
+            struct kn_mat *mat = kern_mat(d, N, K, w);
+            struct job j = {{.a = a, .lda = K, .m = M, .w = mat, .c = c, .ldc = N}};
+            ASSERT_OK(kern_run(d, false, M, run_rows, &j));
+            check(&j, w, N, K, NULL, 8 * F32_EPS);
+            kn_mat_destroy(mat);
+            kn_dev_destroy(d);
+            free(a), free(w), free(c);
+        }
+    if (n_dev == 0) SKIP("this machine lacks products in 16 bits");
+}
+
 /* All products of M by N on each instruction set that has them in 8 bits; `each` sees those. */
 static void int8_everywhere(const float *a, const float *w, size_t M, size_t N, size_t K,
                             void (*each)(void *ctx, const float *c), void *ctx)
@@ -195,7 +231,7 @@ TEST(own_int8_is_the_same_everywhere)
 }
 
 /* A row with a value that is no finite number has none; other rows do not see it. */
-TEST(own_int8_shows_what_is_no_number)
+static void shows_what_is_no_number(const char *gemm)
 {
     enum { N = 33, K = 200 };
     float *a = kern_random(2 * K, 1, 1), *w = kern_random(N * K, 2, 1),
@@ -203,7 +239,7 @@ TEST(own_int8_shows_what_is_no_number)
     unsigned n_dev = 0;
     for (unsigned i = 1; i < KERN_ISAS; i++)
         for (int t = 0; t < 2; t++) {
-            struct kn_dev *d = kern_dev(i, 1, "own-int8");
+            struct kn_dev *d = kern_dev(i, 1, gemm);
             if (!d) continue;
             n_dev++;
             a[K - 1] = t ? NAN : INFINITY;
@@ -216,7 +252,17 @@ TEST(own_int8_shows_what_is_no_number)
             kn_dev_destroy(d);
         }
     free(a), free(w), free(c);
-    if (n_dev == 0) SKIP("this machine lacks products in 8 bits");
+    if (n_dev == 0) SKIP("this machine lacks the candidate");
+}
+
+TEST(own_int8_shows_what_is_no_number)
+{
+    shows_what_is_no_number("own-int8");
+}
+
+TEST(own_int16_shows_what_is_no_number)
+{
+    shows_what_is_no_number("own-int16");
 }
 
 /* A row's bits do not depend on m, on where it stands, on threads or on the column split. */
@@ -279,6 +325,11 @@ TEST(own_bf16_rows_are_invariant)
 TEST(own_bf16_long_rows_are_invariant)
 {
     invariant_at("own-bf16", 2, 256, 700, 2070);
+}
+
+TEST(own_int16_rows_are_invariant)
+{
+    invariant("own-int16", 1);
 }
 
 TEST(own_int8_rows_are_invariant)
