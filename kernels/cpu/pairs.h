@@ -1,6 +1,6 @@
 /* pairs: rows of a product as pairs of bf16 for AMX tiles, rounded once for all columns:
- * KN_PAIRS_ROWS of them at a time, or few as columns; or of whole numbers of 16 bits. A row is an odd number of cache lines, so
- * that rows do not share few sets of the cache. Pure. */
+ * KN_PAIRS_ROWS of them at a time, or few as columns; or as pairs of whole numbers of 16 bits. A
+ * row is an odd number of cache lines, so that rows do not share few sets of the cache. Pure. */
 #ifndef KERNELS_CPU_PAIRS_H
 #define KERNELS_CPU_PAIRS_H
 
