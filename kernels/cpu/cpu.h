@@ -6,6 +6,7 @@
 #ifndef KERNELS_CPU_CPU_H
 #define KERNELS_CPU_CPU_H
 
+#include "kernels/cpu/bytes.h"
 #include "kernels/cpu/coded.h"
 #include "kernels/cpu/int8.h"
 #include "kernels/cpu/pages.h"
@@ -41,8 +42,9 @@ struct kn_gemm_job {
     void *block, *pairs; /* room for a block of them, unpacked: KN_GEMM_BLOCK bytes; for pairs.h */
     bool paired;         /* they are there already, all rows at once */
     const void *columns; /* pairs.h: instead of a */
-    const struct kn_int8 *int8;      /* in 8 bits, with: */
-    const struct kn_int8_rows *rows; /* instead of a */
+    const struct kn_int8 *int8;        /* in 8 bits, with: */
+    const struct kn_int8_rows *rows;   /* instead of a */
+    const struct kn_bytes_rows *bytes; /* bytes.h: instead of a; with b or coded, and block */
     size_t n, k;
     const float *bias;
     float *c;
@@ -111,7 +113,8 @@ struct kn_dev {
     const struct kn_simd *simd;
     bool has_bf16;     /* AVX512-BF16 usable with the chosen kernels */
     kn_gemm_fn *int16; /* products in 16 bits, where there is no bf16; or NULL */
-    bool int8;         /* weights of the layers are in 8 bits, as well or alone */
+    bool int8;         /* weights of the layers are in 8 bits, as well or alone, but with */
+    bool bytes;        /* multiplied as bytes.h says, and kept as without int8 */
     bool kv_q8;        /* pages are in 8 bits */
     enum kn_arith arith;
     bool allow_bf16;
@@ -130,6 +133,7 @@ struct kn_mat { /* as struct kn_mat_head */
     struct kn_dev *dev;
     size_t n, k;
     bool inner, ready;
+    bool bytes; /* as the device: products by bytes.h */
     enum kn_gemm_kind kind;
     void *data;             /* panels */
     struct kn_coded *coded; /* instead of data, or NULL */

@@ -102,9 +102,10 @@ int kn_cpu_create(const struct kn_dev_opts *o, struct kn_dev **ret_dev, struct e
     d->has_bf16 = d->isa >= KN_ISA_AVX512_BF16;
     d->int16 = kn_isa_int16(d->isa);
     d->int8 = o->weights == KN_WEIGHTS_INT8;
-    if (d->int8 && !kn_isa_int8(d->isa)) {
+    d->bytes = d->int8 && !kn_isa_int8(d->isa);
+    if (d->bytes && !kn_isa_bytes(d->isa)) {
         r = err_set(err, -ENOTSUP,
-                    "weights in int8 need a CPU with AVX-512 VNNI, AVX-VNNI or, on Arm, dotprod");
+                    "weights in int8 need AVX2, with AVX-512 its VNNI or, on Arm, dotprod");
         goto fail;
     }
     r = choose_gemm(d, o->gemm, err);

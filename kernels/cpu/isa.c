@@ -130,6 +130,11 @@ int kn_isa_pick(const char *name, enum kn_isa *ret_isa, struct err *err)
     return 0;
 }
 
+bool kn_isa_bytes(enum kn_isa isa)
+{
+    return isa == KN_ISA_AVX2;
+}
+
 kn_int8_rows_fn kn_int8_rows_of(enum kn_isa isa)
 {
 #if defined(__x86_64__)

@@ -5,6 +5,7 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/pairs.h"
 #include "kernels/turn.h"
+#include "base/assert.h"
 #include "base/mem.h"
 
 #include <string.h>
@@ -82,14 +83,15 @@ static enum kn_gemm_kind kind_of(const struct kn_dev *d, bool full)
 static int mat_create_coded(struct kn_dev *d, const struct kn_part *parts, size_t n_parts, size_t k,
                             bool full, struct kn_mat **ret_mat)
 {
-    const bool int8 = d->int8 && !full;
+    const bool int8 = d->int8 && !d->bytes && !full;
     size_t n = 0;
     if (n_parts > KN_PARTS_MAX || !coded_pays(d, parts, n_parts, int8)) return -ENOTSUP;
     for (size_t i = 0; i < n_parts; i++)
         n += parts[i].n;
     struct kn_mat *w = mem_zalloc(sizeof *w);
     if (!w) return -ENOMEM;
-    *w = (struct kn_mat){.dev = d, .n = n, .k = k, .kind = kind_of(d, full)};
+    *w = (struct kn_mat){
+        .dev = d, .n = n, .k = k, .kind = kind_of(d, full), .bytes = d->bytes && !full};
     int r = kn_coded_create(d, parts, n_parts, k, &w->coded);
     if (r == 0 && int8) r = kn_int8_create(d, n, k, &w->int8);
     if (r < 0) {
@@ -108,6 +110,11 @@ static int mat_create_full(struct kn_dev *d, size_t n, size_t k, struct kn_mat *
 static int mat_create(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat)
 {
     if (!d->int8) return kn_mat_create_kind(d, n, k, kind_of(d, false), ret_mat);
+    if (d->bytes) {
+        const int r = kn_mat_create_kind(d, n, k, GEMM_OWN_F32, ret_mat);
+        if (r == 0) (*ret_mat)->bytes = true;
+        return r;
+    }
     struct kn_mat *w = mem_zalloc(sizeof *w);
     if (!w) return -ENOMEM;
     *w = (struct kn_mat){.dev = d, .n = n, .k = k, .kind = d->gemm};
@@ -253,16 +260,22 @@ enum { ROWS8 = 16 }; /* that are rounded together; chosen */
 static size_t rows8_bytes(const struct kn_gemm_args *a)
 {
     struct kn_int8_rows r;
+    if (a->w->bytes) return kn_bytes_size(a->m, a->w->k);
     return kn_int8_place(a->m, a->w->k, NULL, &r);
+}
+
+static char *rows8_at(const struct gemm_par *g, size_t i)
+{
+    char *at = g->rows;
+    for (size_t p = 0; p < i; p++)
+        at += rows8_bytes(&g->a[p]);
+    return at;
 }
 
 static struct kn_int8_rows rows8_of(const struct gemm_par *g, size_t i)
 {
     struct kn_int8_rows r;
-    char *at = g->rows;
-    for (size_t p = 0; p < i; p++)
-        at += rows8_bytes(&g->a[p]);
-    (void)kn_int8_place(g->a[i].m, g->a[i].w->k, at, &r);
+    (void)kn_int8_place(g->a[i].m, g->a[i].w->k, rows8_at(g, i), &r);
     return r;
 }
 
@@ -273,6 +286,14 @@ static int rows8_item(struct kn_stream *st, void *arg, size_t item)
     const struct kn_gemm_args *a = &g->a[item / g->row_items];
     const size_t row = item % g->row_items * ROWS8, left = a->m > row ? a->m - row : 0;
     if (left == 0) return 0;
+#if defined(__x86_64__)
+    static_assert(ROWS8 % KN_BYTES_ROWS == 0, "whole tiles");
+    if (a->w->bytes) {
+        void *to = rows8_at(g, item / g->row_items) + kn_bytes_size(row, a->w->k);
+        kn_avx2_bytes_rows(a->a + row * a->lda, a->lda, left < ROWS8 ? left : ROWS8, a->w->k, to);
+        return 0;
+    }
+#endif
     struct kn_int8_rows r = rows8_of(g, item / g->row_items);
     float *room = kn_cpu_scratch(st, KN_SLOT_WEIGHTS, KN_GEMM_BLOCK);
     if (!room) return -ENOMEM;
@@ -360,12 +381,19 @@ static int prepare_pairs(struct kn_stream *st, struct gemm_par *g)
     return kn_par(st, (a->m + KN_COLUMNS - 1) / KN_COLUMNS, pairs_item, g);
 }
 
+/* Decode steps beside codes take these, and f32 where that is what a weight is kept in. */
+static bool by_rows8(const struct kn_mat *w)
+{
+    if (w->bytes) return !w->dev->replaying;
+    return w->int8 && !(w->coded && w->dev->replaying);
+}
+
 /* Rows are rounded before products share them. */
 static int prepare_rows(struct kn_stream *st, struct gemm_par *g, size_t n)
 {
     const struct kn_mat *w = g->a->w;
     size_t bytes = 0;
-    if (!w->int8 || (w->coded && w->dev->replaying)) {
+    if (!by_rows8(w)) {
         const int r = n == 1 ? prepare_pairs(st, g) : 0;
         return r < 0 ? r : prepare_columns(st, g, n);
     }
@@ -400,6 +428,7 @@ static int run_panels(const struct kn_mat *w, const struct kn_gemm_job *j, size_
 {
     if (j->rows) return kn_int8_gemm_of(w->dev->isa)(j, p0, p1);
 #if defined(__x86_64__)
+    if (j->bytes) return kn_avx2_gemm_bytes(j, p0, p1);
     if (j->columns) return kn_gemm_codes_amx(j, p0, p1);
     if (w->kind == GEMM_OWN_BF16 && !j->as_f32)
         return (w->dev->isa == KN_ISA_AMX ? kn_gemm_bf16_amx : kn_gemm_bf16_avx512)(j, p0, p1);
@@ -429,7 +458,10 @@ static int gemm_item(struct kn_stream *st, void *arg, size_t item)
     struct kn_int8_rows rows;
     const bool pairs = !g->rows && by_pairs(w, a->m);
     const bool int16 = w->kind == GEMM_OWN_INT16 && !j.as_f32;
-    if (g->rows) {
+    if (g->rows && w->bytes) {
+        j.bytes = (const void *)rows8_at(g, item / g->n_items);
+        j.coded = w->coded;
+    } else if (g->rows) {
         rows = rows8_of(g, item / g->n_items);
         j.int8 = w->int8;
         j.rows = &rows;
@@ -437,7 +469,7 @@ static int gemm_item(struct kn_stream *st, void *arg, size_t item)
         j.coded = w->coded;
         j.columns = by_columns(w, a->m) ? g->columns + columns_at(g, item / g->n_items) : NULL;
     }
-    if (pairs || j.rows || (j.coded && !j.columns) || int16)
+    if (pairs || j.rows || j.bytes || (j.coded && !j.columns) || int16)
         if (!(j.block = kn_cpu_scratch(st, KN_SLOT_WEIGHTS, KN_GEMM_BLOCK))) return -ENOMEM;
     if (pairs || int16) {
         const size_t bytes = (pairs ? kn_pairs_bytes : kn_int16_bytes)(a->m, w->k);

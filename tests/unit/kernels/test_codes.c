@@ -73,6 +73,13 @@ static void same_products(const struct pair *p, size_t m)
         same_product(p, m, variant);
 }
 
+/* Whether codes are multiplied as what they are, which their values no longer say (bytes.h): of
+ * these test_bytes.c has an oracle. */
+static bool stay_codes(const struct kn_dev *d, const struct codes_form *f)
+{
+    return d->bytes && f->bits == 4 && !f->table && f->group >= CODES_STEP;
+}
+
 /* Each number of rows meets each variant three times among a form's twelve shapes. */
 static void every_form(const char *gemm, unsigned first_isa)
 {
@@ -86,7 +93,7 @@ static void every_form(const char *gemm, unsigned first_isa)
         if (!d) continue;
         n_dev++;
         for (size_t f = 0; f < FORM_F32; f++)
-            for (size_t x = 0; x < sizeof ns / sizeof *ns * 3; x++) {
+            for (size_t x = 0; !stay_codes(d, &forms[f]) && x < sizeof ns / sizeof *ns * 3; x++) {
                 const struct kn_part part = {ns[x / 3], forms[f]};
                 struct pair p;
                 const size_t *of = forms[f].super                ? ks
