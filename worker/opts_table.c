@@ -294,8 +294,8 @@ const struct opt_def wk_opts_table[] = {
      .check = is_kv_pages},
     {"dtype", OPT_ENUM, "auto", 0, 0, "auto|f32|bf16|fp8|int8|file",
      "Arithmetic; auto never goes below the file's own precision. fp8 (GPU), int8 (GPU, CPU with "
-     "VNNI, Arm with dotprod): products with weights of the layers in 8 bits; on a GPU half of the "
-     "memory. "
+     "VNNI or AVX2, Arm with dotprod): products with weights of the layers in 8 bits; on a GPU "
+     "half of the memory. "
      "file: what a model's file has in 4 to 8 bits stays so on a GPU, too, a third to a half of "
      "the memory (on a CPU it does in any case)."},
     {"kv-pages-dtype", OPT_ENUM, "auto", 0, 0, "auto|q8",
