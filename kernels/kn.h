@@ -55,9 +55,9 @@ enum kn_isa {
 };
 enum kn_arith { KN_ARITH_AUTO, KN_ARITH_F32, KN_ARITH_BF16 }; /* GEMM arithmetic (--dtype) */
 /* Weights (--weights). AUTO: as the arithmetic. 8 bits: int8, or e4m3 on a GPU, with one scale a
- * row of the weight; rows of the other operand are rounded to the same type, with a scale each. On
- * the CPU either has one for each block of k. FILE: in the form of the file where it has codes (see
- * kn_mat_create_coded()), which the CPU does in any case. */
+ * row of the weight; rows of the other operand are rounded to the same type, with a scale each (on
+ * AVX2 without VNNI with one for 32 values, and weights stay the file's). FILE: in the form of the
+ * file where it has codes (see kn_mat_create_coded()), which the CPU does in any case. */
 enum kn_weights {
     KN_WEIGHTS_AUTO,
     KN_WEIGHTS_BF16,
@@ -97,8 +97,9 @@ struct kn_dev_opts {
                             emulation, for tests */
     unsigned n_threads;  /* 0 = all cores this process may use */
     const char *isa;     /* NULL/"auto", "portable", "neon", "avx2", "avx512", "amx" */
-    const char *gemm;    /* NULL/"auto" or a candidate's name: "own-f32", "own-bf16" */
-    enum kn_arith arith; /* AUTO: bf16 where allow_bf16, and there are tiles or it is faster */
+    const char *gemm;    /* NULL/"auto" or a candidate's name: "own-f32", "own-bf16", "own-int16" */
+    enum kn_arith arith; /* AUTO: bf16, or int16, where allow_bf16, and there are tiles or it is
+                            faster */
     bool allow_bf16;     /* the file's own precision is bf16 or below */
     bool kv_q8;          /* pages in 8 bits: KN_Q8; else as the arithmetic */
     enum kn_weights weights;

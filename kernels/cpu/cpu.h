@@ -58,8 +58,7 @@ struct kn_gemm_job {
     const atomic_bool *cancel;
 };
 
-/* Panels [panel0, panel1) of C. */
-typedef int kn_gemm_fn(const struct kn_gemm_job *j, size_t panel0, size_t panel1);
+typedef int kn_gemm_fn(const struct kn_gemm_job *j, size_t panel0, size_t panel1); /* of C */
 
 /* Rows of values to and from enum kn_dtype. */
 struct kn_formats {
