@@ -24,6 +24,9 @@ TEST(unknown_names_are_refused_with_the_known_ones)
     ASSERT_TRUE(strstr(e.msg, "portable") != NULL);
     ASSERT_ERR(create(&(struct kn_dev_opts){.gemm = "own-bf16", .arith = KN_ARITH_F32}, &e),
                -EINVAL);
+    ASSERT_ERR(create(&(struct kn_dev_opts){.gemm = "own-int16", .arith = KN_ARITH_F32}, &e),
+               -EINVAL);
+    ASSERT_ERR(create(&(struct kn_dev_opts){.isa = "portable", .gemm = "own-int16"}, &e), -EINVAL);
     ASSERT_ERR(create(&(struct kn_dev_opts){.isa = "portable", .arith = KN_ARITH_BF16}, &e),
                -ENOTSUP);
 }
