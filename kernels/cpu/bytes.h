@@ -17,6 +17,12 @@
 
 enum { KN_BYTES_STEP = 32, KN_BYTES_ROWS = 4 /* of the register tile */ };
 
+/* What a step has as whole numbers of 4 bits, one scale a column: they stay what they are. */
+static inline __attribute__((always_inline)) bool kn_bytes_narrow(const struct codes_form *f)
+{
+    return f->bits == 4 && !f->table && f->group >= KN_BYTES_STEP;
+}
+
 /* A step of the rows of a tile: its value k is byte kn_bytes_place(k). */
 struct kn_bytes_rows {
     int8_t q[KN_BYTES_ROWS][KN_BYTES_STEP];

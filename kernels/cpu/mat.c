@@ -381,10 +381,14 @@ static int prepare_pairs(struct kn_stream *st, struct gemm_par *g)
     return kn_par(st, (a->m + KN_COLUMNS - 1) / KN_COLUMNS, pairs_item, g);
 }
 
-/* Decode steps beside codes take these, and f32 where that is what a weight is kept in. */
+/* Decode steps beside codes take these, as bytes where they stay what they are, and f32 where that
+ * is what a weight is kept in. */
 static bool by_rows8(const struct kn_mat *w)
 {
-    if (w->bytes) return !w->dev->replaying;
+    bool narrow = w->coded;
+    for (size_t i = 0; narrow && i < w->coded->n_parts; i++)
+        narrow = kn_bytes_narrow(&w->coded->part[i].form);
+    if (w->bytes) return narrow || !w->dev->replaying;
     return w->int8 && !(w->coded && w->dev->replaying);
 }
 

@@ -90,9 +90,6 @@ void kn_avx2_bytes_rows(const float *a, size_t lda, size_t m, size_t k, struct k
 
 /* ---- weights ---- */
 
-/* What a step has as whole numbers of 4 bits, one scale a column: they stay what they are. */
-#define NARROW(f) ((f).bits == 4 && !(f).table && (f).group >= CODES_STEP)
-
 VF_INLINE void open_narrow(const struct codes_form f, const uint8_t *panel, size_t step0, size_t n,
                            struct columns *to)
 {
@@ -171,7 +168,7 @@ static unsigned open_piece(const struct kn_gemm_job *j, size_t p, size_t step0, 
 #define TRY(...)                                                                                   \
     {                                                                                              \
         const struct codes_form is = __VA_ARGS__;                                                  \
-        if (NARROW(is) && codes_form_same(&panel->form, &is)) {                                    \
+        if (kn_bytes_narrow(&is) && codes_form_same(&panel->form, &is)) {                          \
             open_narrow(is, data, step0, n, to);                                                   \
             return NARROW_TOP;                                                                     \
         }                                                                                          \

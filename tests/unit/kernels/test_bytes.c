@@ -299,7 +299,7 @@ TEST(rows_are_invariant)
     check_invariant(&nested, 700, 1536);
 }
 
-/* Decode steps take values as they are. */
+/* Decode steps take values as they are, and codes of 4 bits as prefills do. */
 TEST(a_replay_is_in_f32)
 {
     enum { M = 3, N = 70, K = 165 };
@@ -319,6 +319,23 @@ TEST(a_replay_is_in_f32)
     ASSERT_MEMEQ(c[0], c[1], sizeof c[0]);
     ASSERT_TRUE(memcmp(c[0], c[2], sizeof c[0]) != 0);
     free(a), free(x);
+}
+
+TEST(a_replay_of_codes_gives_a_prefills_bits)
+{
+    enum { M = 7, N = 70, K = 256 };
+    const struct codes_form f = CODES_PLAIN(4, 0, true);
+    float *a = kern_random(M * K, 1, 1), *values = malloc(N * K * sizeof *values), c[2][M * N];
+    struct kn_dev *d = bytes_dev(2);
+    struct kn_mat *w = random_mat(d, &f, N, K, values);
+    struct kn_gemm_args g = {.a = a, .lda = K, .m = M, .w = w, .c = c[0], .ldc = N};
+    ASSERT_OK(kn_replay(d, 1, M, NULL, run_rows, &g));
+    g.c = c[1];
+    ASSERT_OK(kern_run(d, true, M, run_rows, &g));
+    ASSERT_MEMEQ(c[0], c[1], sizeof c[0]);
+    kn_mat_destroy(w);
+    kn_dev_destroy(d);
+    free(a), free(values);
 }
 
 /* Nothing is kept beside the codes, or the values. */
