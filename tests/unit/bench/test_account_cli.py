@@ -49,8 +49,8 @@ class Account(unittest.TestCase):
         row, kinds = self.got["rows"][0], self.kinds[0]
         done, want = Counter(), Counter()
         feed_forward = {"gate_up", "down", "gated"}  # what of it is one operation depends on the CPU
-        for name in PRODUCTS | {"gated"} & kinds.keys():
-            flops = kinds[name]["gflops"] * kinds[name]["thread_ms"] * 1e6 / row["threads"]
+        for name in PRODUCTS | {"gated"} & kinds.keys():  # 0: refused where there are no tiles
+            flops = (kinds[name]["gflops"] or 0) * kinds[name]["thread_ms"] * 1e6 / row["threads"]
             done["gated" if name in feed_forward else name] += flops
         for name, (n, k) in dims.items():
             rows = {"kv": TOKENS * layers, "head": 1}.get(name, TOKENS * (layers - 1) + 1)  # the last layer answers
