@@ -23,17 +23,13 @@ static inline __attribute__((always_inline)) bool kn_bytes_narrow(const struct c
     return f->bits == 4 && !f->table && f->group >= KN_BYTES_STEP;
 }
 
-/* A step of the rows of a tile: its value k is byte kn_bytes_place(k). */
+/* A step of the rows of a tile: value k of it is byte k % 16 * 2 + k / 16. Four bytes of a row meet
+ * four of each column, a lane; so one mask takes the nibbles of a coded panel's word apart
+ * (coded.h). */
 struct kn_bytes_rows {
     int8_t q[KN_BYTES_ROWS][KN_BYTES_STEP];
     float scale[KN_BYTES_ROWS], sum[KN_BYTES_ROWS]; /* sum: of q, times scale */
 };
-/* Four bytes of a row meet four of each column, a lane. They stand as one mask takes the nibbles of
- * a coded panel's word apart (coded.h). */
-static inline size_t kn_bytes_place(size_t k)
-{
-    return k % 16 * 2 + k / 16;
-}
 
 /* Of m rows of k values: all steps of the first tile, then those of the next. */
 static inline size_t kn_bytes_size(size_t m, size_t k)

@@ -385,11 +385,12 @@ static int prepare_pairs(struct kn_stream *st, struct gemm_par *g)
  * is what a weight is kept in. */
 static bool by_rows8(const struct kn_mat *w)
 {
-    bool narrow = w->coded;
-    for (size_t i = 0; narrow && i < w->coded->n_parts; i++)
-        narrow = kn_bytes_narrow(&w->coded->part[i].form);
-    if (w->bytes) return narrow || !w->dev->replaying;
-    return w->int8 && !(w->coded && w->dev->replaying);
+    if (!w->dev->replaying) return w->bytes || w->int8;
+    if (!w->bytes || !w->coded) return w->int8 && !w->coded;
+    size_t i = 0;
+    while (i < w->coded->n_parts && kn_bytes_narrow(&w->coded->part[i].form))
+        i++;
+    return i == w->coded->n_parts;
 }
 
 /* Rows are rounded before products share them. */
