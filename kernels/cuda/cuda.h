@@ -42,6 +42,7 @@ struct cu {
     enum cu_type type, pages; /* pages: CU_Q8, or as type */
     unsigned sms;             /* multiprocessors */
     cudaStream_t stream;
+    cudaEvent_t span[2]; /* of cu_span_start() and cu_span_end() */
     bool lost, recording; /* recording: between cu_record() and cu_recorded() */
     int *fault;           /* shared: what a kernel met: 0 or an enum cu_fault */
     char name[160];

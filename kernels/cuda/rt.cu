@@ -52,6 +52,8 @@ int cu_open(int index, enum cu_type type, bool q8, struct cu **ret, char *msg, s
     cu_use(c);
     cudaError_t e = cudaGetDeviceProperties(&p, index);
     if (e == cudaSuccess) e = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking);
+    for (int i = 0; i < 2; i++)
+        if (e == cudaSuccess) e = cudaEventCreateWithFlags(&c->span[i], 0);
     if (e != cudaSuccess) {
         snprintf(msg, msg_size, "GPU %d: %s", index, cudaGetErrorString(e));
         mem_free(c);
@@ -83,6 +85,8 @@ void cu_close(struct cu *c)
     (void)cudaStreamSynchronize(c->stream);
     cu_lt_close(c);
     if (c->fault) cu_free(c, c->fault, KN_MEM_SHARED);
+    for (int i = 0; i < 2; i++)
+        (void)cudaEventDestroy(c->span[i]);
     (void)cudaStreamDestroy(c->stream);
     mem_free(c);
 }
@@ -156,6 +160,22 @@ int cu_sync(struct cu *c)
         *c->fault = 0;
         return value ? -ERANGE : -EINVAL;
     }
+    return r;
+}
+
+int cu_span_start(struct cu *c)
+{
+    return c->lost ? -EIO : cu_failed(c, cudaEventRecord(c->span[0], c->stream));
+}
+
+int cu_span_end(struct cu *c, double *ret_us)
+{
+    float ms = 0;
+    if (c->lost) return -EIO;
+    int r = cu_failed(c, cudaEventRecord(c->span[1], c->stream));
+    if (r == 0) r = cu_sync(c);
+    if (r == 0) r = cu_failed(c, cudaEventElapsedTime(&ms, c->span[0], c->span[1]));
+    *ret_us = ms * 1e3;
     return r;
 }
 

@@ -204,7 +204,6 @@ static int timed(struct cu *c, const struct field *r, struct cu_gemm *g, double 
     const size_t bytes = cu_side_bytes(g->type, g->n, g->k), step = (bytes + 255) / 256 * 256;
     const int reps = g->m <= FEW_ROWS ? REPS_FEW_ROWS : REPS;
     size_t at = 0;
-    uint64_t t0 = 0;
     int e = 0;
     g->a = cu_side_at(g->type, g->m, g->k, r->a);
     g->c = r->c;
@@ -213,12 +212,10 @@ static int timed(struct cu *c, const struct field *r, struct cu_gemm *g, double 
         g->w = cu_side_at(g->type, g->n, g->k, (char *)r->w + at);
         at = at + step + bytes <= r->w_bytes ? at + step : 0;
         e = cu_gemm(c, g);
-        if (i > 0 || e < 0) continue;
-        e = cu_sync(c);
-        t0 = clock_ns();
+        if (e == 0 && i == 0) e = cu_span_start(c);
     }
-    if (e == 0) e = cu_sync(c);
-    *ret_us = (double)(clock_ns() - t0) * 1e-3 / reps;
+    if (e == 0) e = cu_span_end(c, ret_us);
+    *ret_us /= reps;
     return e;
 }
 

@@ -291,9 +291,11 @@ static unsigned long n_launches, n_waits;
 static bool in_graph;
 int arch = 90;
 
-void count_launch()
+static uint64_t now_us; /* by events */
+void count_launch(uint64_t us)
 {
     n_launches += !in_graph;
+    now_us += us;
 }
 
 Mode mode;
@@ -338,7 +340,7 @@ void run_grid(const char *name, dim3 grid, dim3 block, size_t smem,
               const std::function<void()> &thread)
 {
     running = name;
-    count_launch();
+    count_launch(uint64_t(grid.x) * grid.y * grid.z);
     const size_t n = size_t(block.x) * block.y * block.z;
     if (n == 0 || n > THREADS_MAX) misuse("a block of too many or no threads", name);
     if (smem > SHARED_MAX) misuse("too much shared memory", name);
@@ -496,7 +498,7 @@ static cudaError_t map_block(void **ret, size_t bytes, bool is_device)
 
 /* ---- streams: each a queue that runs when somebody waits for it, or for an event in it ---- */
 struct Mark { /* an event's inside, which queued items share */
-    uint64_t recorded, fired;
+    uint64_t recorded, fired, at_us;
     cudaStream_t from; /* of the last record */
 };
 typedef std::vector<std::function<void()>> Works; /* of a graph, in its order */
@@ -616,6 +618,7 @@ static void step(cudaStream_t s)
         if (last_error == cudaSuccess) w.run();
     } else if (w.fires) {
         if (w.mark->fired < w.turn) w.mark->fired = w.turn;
+        w.mark->at_us = now_us;
         if (mode.eager) catch_up();
     } else {
         s->waits = true;
@@ -994,7 +997,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t x, cudaStream_t s)
 {
     const std::shared_ptr<Works> works = x->works;
     if (s->device != device) misuse("a graph is launched while another device is current", nullptr);
-    enqueue_copy(s, count_launch);
+    enqueue_copy(s, [] { count_launch(); });
     for (size_t i = 0; i < works->size(); i++)
         enqueue_copy(s, [=] {
             const bool before = in_graph;
@@ -1041,6 +1044,14 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e)
         while (e->mark->fired < turn)
             step(e->mark->from);
     });
+}
+
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to)
+{
+    const Mark &a = *from->mark, &b = *to->mark;
+    if (a.fired < a.recorded || b.fired < b.recorded) return cudaErrorNotReady;
+    *ms = float(b.at_us - a.at_us) * 1e-3f;
+    return last_error;
 }
 
 /* As with CUDA: pageable sources are read before the call returns, pageable destinations filled. */

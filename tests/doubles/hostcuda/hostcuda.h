@@ -15,7 +15,9 @@
  * recording. Device memory is out of the host's reach but while the queue runs, where the processor
  * has protection keys. Misuse ends the process with a sentence: a barrier that not all threads
  * reach, a warp operation with absent lanes, a block or shared memory that is too large. Not for
- * speed: one thread does everything. Thread: any, one at a time inside. */
+ * speed: one thread does everything. Events have a clock of their own, by which a block of a kernel
+ * takes a microsecond, so that what is fastest is so under any load. Thread: any, one at a time
+ * inside. */
 #ifndef TESTS_DOUBLES_HOSTCUDA_HOSTCUDA_H
 #define TESTS_DOUBLES_HOSTCUDA_HOSTCUDA_H
 
@@ -126,6 +128,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags);
 cudaError_t cudaEventDestroy(cudaEvent_t e);
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s);
 cudaError_t cudaEventSynchronize(cudaEvent_t e);
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to);
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t s);
 cudaError_t cudaMemcpy2DAsync(void *dst, size_t to, const void *src, size_t from, size_t bytes,
@@ -152,9 +155,11 @@ struct Thread {
 };
 extern const Thread *current;
 extern dim3 block_index, block_size, grid_size;
-void count_launch(); /* of a kernel or product that runs; those of a graph are one */
-extern int arch;     /* 90: compute capability 9.0 */
-struct Mode {        /* KVBLEND_HOSTCUDA: eager,apart,seed=N,algorithms=N */
+/* Of a kernel or product that runs, and how long events say that it takes; those of a graph count as
+ * one. */
+void count_launch(uint64_t us = 1);
+extern int arch; /* 90: compute capability 9.0 */
+struct Mode {    /* KVBLEND_HOSTCUDA: eager,apart,seed=N,algorithms=N */
     bool eager, apart;
     uint64_t seed;       /* 0: threads take turns by number */
     unsigned algorithms; /* of products, another one for other shapes; 0: one */

@@ -317,7 +317,7 @@ TEST(it_is_used_only_when_asked_for_or_faster_and_what_is_faster_is_remembered)
     struct kn_dev *d = open_device(small, KEYS_MAX, dir);
     ASSERT_TRUE(!is_used(d));
     kn_dev_destroy(d);
-    library(IS_SLOW); /* by seconds */
+    library(IS_SLOW);
     use_library("auto");
     d = open_device(small, 64, dir);
     ASSERT_STREQ(kn_info(d)->attn, "own");
