@@ -53,7 +53,7 @@ def near(a, b, off):
 
 def most(g):
     """How far a vector may be off: auto rounds products to 16 bits where the CPU does that fast and the file has no more."""
-    return 1e-4 if "gemm=own-f32" in g.log() else 2e-2
+    return 2e-2 if any(f"gemm=own-{name}" in g.log() for name in ("bf16", "int16")) else 1e-4
 
 
 def refused(reply, status, code, *says):
