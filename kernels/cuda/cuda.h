@@ -1,8 +1,7 @@
 /* cuda: what the .cu files share: the device's inside, number formats, reductions.
  *
- * The same sources are compiled by nvcc and, against the emulation, as C++ (hostcuda). Only what
- * both know is used; a PTX path has its portable twin beside it. Kernels are static, launchers
- * check the launch. Thread: as launch.h. */
+ * nvcc compiles the same sources as, for the emulation, C++ compilers (hostcuda): PTX has a
+ * portable twin beside it. Kernels are static, launchers check the launch. Thread: as launch.h. */
 #ifndef KERNELS_CUDA_CUDA_H
 #define KERNELS_CUDA_CUDA_H
 
@@ -42,7 +41,7 @@ struct cu {
     enum cu_type type, pages; /* pages: CU_Q8, or as type */
     unsigned sms;             /* multiprocessors */
     cudaStream_t stream;
-    cudaEvent_t span[2]; /* of cu_span_start() and cu_span_end() */
+    cudaEvent_t span[2];  /* of cu_span_start() and cu_span_end() */
     bool lost, recording; /* recording: between cu_record() and cu_recorded() */
     int *fault;           /* shared: what a kernel met: 0 or an enum cu_fault */
     char name[160];

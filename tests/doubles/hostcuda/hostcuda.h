@@ -155,8 +155,7 @@ struct Thread {
 };
 extern const Thread *current;
 extern dim3 block_index, block_size, grid_size;
-/* Of a kernel or product that runs, and how long events say that it takes; those of a graph count as
- * one. */
+/* Of a kernel or product that runs, and how long events say it takes; a graph's count as one. */
 void count_launch(uint64_t us = 1);
 extern int arch; /* 90: compute capability 9.0 */
 struct Mode {    /* KVBLEND_HOSTCUDA: eager,apart,seed=N,algorithms=N */
