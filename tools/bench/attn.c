@@ -1,11 +1,12 @@
 /* kvblend-bench kernels attn: the attention kernel alone, on random pages in a model's shape.
  *
  * Cases: all rows of --keys tokens; 5, 10, 15 and 30 % of them, evenly spread, with a question's 32
- * rows behind, as a blend has them; one new row of each of 1 to 16 sequences; what the question's
- * rows give to each key. Rows see keys up to their position and no others are counted: 4 flops a
- * head, dimension and visible key (mass: 2). Bytes are those of the keys and values that somebody
- * sees, once. The device's rate in one large product of matrices, before them, is what shares are
- * of. Whether results are right is what tests/unit/kernels asks, on the same device. */
+ * rows behind, as a blend has them; one new row of each of 1 to 16 sequences; the question's rows
+ * alone, which tell the log-sum-exp of their scores, and what they give to each key by it. Rows see
+ * keys up to their position and no others are counted: 4 flops a head, dimension and visible key
+ * (mass: 2). Bytes are those of the keys and values that somebody sees, once. The device's rate in
+ * one large product of matrices, before them, is what shares are of. Whether results are right is
+ * what tests/unit/kernels asks, on the same device. */
 #include "tools/bench/device.h"
 #include "tools/bench/figures.h"
 
@@ -21,22 +22,23 @@ static const struct attn_case {
     const char *name;
     unsigned percent; /* of the rows before the question's */
     unsigned n_seqs;  /* > 0: one row of each of so many sequences */
-    bool mass;
+    enum { NO_LSE, ASKS, MASS } lse;
     enum { TO_F32, TO_OPERAND, BY_LIBRARY } how; /* GPU: as a prefill, by our kernel and not */
 } cases[] = {
-    {"full", 100, 0, false},
-    {"sparse 5 %", 5, 0, false},
-    {"sparse 10 %", 10, 0, false},
-    {"sparse 15 %", 15, 0, false},
-    {"sparse 30 %", 30, 0, false},
-    {"decode x1", 0, 1, false},
-    {"decode x2", 0, 2, false},
-    {"decode x4", 0, 4, false},
-    {"decode x8", 0, 8, false},
-    {"decode x16", 0, 16, false},
-    {"mass", 0, 0, true},
-    {"full, bf16", 100, 0, false, TO_OPERAND},
-    {"full, library", 100, 0, false, BY_LIBRARY},
+    {"full", 100, 0, NO_LSE},
+    {"sparse 5 %", 5, 0, NO_LSE},
+    {"sparse 10 %", 10, 0, NO_LSE},
+    {"sparse 15 %", 15, 0, NO_LSE},
+    {"sparse 30 %", 30, 0, NO_LSE},
+    {"decode x1", 0, 1, NO_LSE},
+    {"decode x2", 0, 2, NO_LSE},
+    {"decode x4", 0, 4, NO_LSE},
+    {"decode x8", 0, 8, NO_LSE},
+    {"decode x16", 0, 16, NO_LSE},
+    {"question", 0, 0, ASKS},
+    {"mass", 0, 0, MASS},
+    {"full, bf16", 100, 0, NO_LSE, TO_OPERAND},
+    {"full, library", 100, 0, NO_LSE, BY_LIBRARY},
 };
 enum { N_CASES = sizeof cases / sizeof *cases };
 
@@ -102,11 +104,10 @@ static int attend_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
                              .scale = 1.0f / sqrtf((float)g->K),
                              .out = b->out + row0 * b->HK,
                              .ldo = b->HK,
-                             .lse = b->lse + row0 * g->H};
+                             .lse = b->c->lse ? b->lse + row0 * g->H : NULL};
     if (b->c->how == BY_LIBRARY) a.n_keys = b->n_keys;
     if (to_operand && !(a.out = kn_operand(st, 0, n, b->o))) return -ENOMEM;
-    if (to_operand) a.lse = NULL;
-    return b->c->mass ? kn_attn_mass(st, &a, b->mass, 0, b->n_keys) : kn_attn(st, &a);
+    return b->c->lse == MASS ? kn_attn_mass(st, &a, b->mass, 0, b->n_keys) : kn_attn(st, &a);
 }
 
 static const struct bench_column columns[] = {{"case", "case", -12, 0},
@@ -139,8 +140,8 @@ static int measure_case(struct attn_bench *b)
     const size_t rows =
         c->n_seqs ? c->n_seqs : (b->n_keys - QUESTION) * c->percent / 100 + QUESTION;
     const struct bench_work w = {rows, attend_rows, b, /* as the engine runs it */
-                                 c->n_seqs || c->mass ? BENCH_AT_ONCE : BENCH_UNEVEN};
-    const unsigned n_seqs = c->n_seqs ? c->n_seqs : 1, tensors = c->mass ? 1 : 2;
+                                 c->n_seqs || c->lse ? BENCH_AT_ONCE : BENCH_UNEVEN};
+    const unsigned n_seqs = c->n_seqs ? c->n_seqs : 1, tensors = c->lse == MASS ? 1 : 2;
     const double visible = place_rows(b, rows), flops = 2.0 * tensors * (double)b->HK * visible,
                  bytes = (double)(tensors * n_seqs * b->n_keys * b->GK *
                                   kn_info(b->d->dev)->kv_value_bytes);

@@ -11,6 +11,9 @@
  * ascending order, 32 or 2 at a time, and a key that a row does not see has probability 0 and a
  * finite value. What lies behind the last key that any row of a chunk sees may be anything and is
  * read as zeros.
+ * By tiles three things happen beside each other: the scores of one block of rows and page, the
+ * probabilities of the one before it, and the sums of values of the one before that. A product of
+ * tiles goes behind each row of probabilities, as that is how far the processor looks ahead.
  * A row's maximum follows its scores only where one is more than SLACK above it, since bringing
  * its sums to another costs more than the page's products. The largest probability is then not
  * exactly 1 and is rounded, so outputs are divided by the sum of what was multiplied: of rounded
@@ -51,11 +54,11 @@ struct chunk {
     float *o;    /* [rows, Kp] */
     float *l;    /* [rows, VL] partial sums: of bf16 pages of rounded probabilities */
     float *e;    /* [rows, VL] of those before they are rounded, for lse; or NULL */
-    float *s;    /* [R, P] scores */
+    float *s;    /* [2, R, P] scores */
     float *m;    /* [rows] running maximum, log2 units; within slack */
     float slack; /* how far a score may be above m */
     pair *q;     /* [rows, units] scaled */
-    pair *p;     /* [R, KEY_PAIRS] probabilities */
+    pair *p;     /* [2, R, KEY_PAIRS] probabilities */
     pair *k_end; /* [KEY_TILES][AMX_UNITS][AMX_COLS]: units that fill no tile, zeros behind them */
     pair *v;     /* [Kp / AMX_COLS][KEY_PAIRS][AMX_COLS]: V where it cannot be read as it is */
     /* Of pages in 8 bits; NULL: pages are bf16. */
@@ -64,17 +67,15 @@ struct chunk {
 };
 
 /* 2^x, x <= SLACK; below -126, where a product of tiles takes it for 0, exactly 0: numbers that are
- * not normal cost the processor a hundred cycles each. 0 gives exactly 1. What it gives is rounded
- * to bf16, so a polynomial of degree 4 for the fraction will do (minimax, relative error below
- * 3e-6). */
+ * not normal cost the processor a hundred cycles each. What it gives is rounded to bf16, so a
+ * polynomial of degree 3 for the fraction will do (minimax, relative error below 8e-5). */
 VF_INLINE vf exp2_short(vf x)
 {
     const vf f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-    vf p = vf_set1(1.3426684e-2f);
-    p = vf_fma(p, f, vf_set1(5.2242474e-2f));
-    p = vf_fma(p, f, vf_set1(2.4128020e-1f));
-    p = vf_fma(p, f, vf_set1(6.9304484e-1f));
-    p = vf_fma(p, f, vf_set1(1.0f));
+    vf p = vf_set1(7.8024523e-2f);
+    p = vf_fma(p, f, vf_set1(2.2606716e-1f));
+    p = vf_fma(p, f, vf_set1(6.9583354e-1f));
+    p = vf_fma(p, f, vf_set1(9.9992522e-1f));
     return vf_scale2(p, x, x); /* by the whole part of x */
 }
 
@@ -103,7 +104,7 @@ static struct chunk chunk_of(size_t group, size_t K)
 static size_t attn_scratch(size_t group, size_t K, bool q8)
 {
     const struct chunk c = chunk_of(group, K);
-    return rows_max(&c) * (c.Kp + 2 * VL + 1 + c.units) + R * (P + KEY_PAIRS) +
+    return rows_max(&c) * (c.Kp + 2 * VL + 1 + c.units) + 2 * R * (P + KEY_PAIRS) +
            KEY_TILES * AMX_UNITS * AMX_COLS + KEY_PAIRS * c.Kp + (q8 ? KEY_PAIRS * K + 2 * P : 0);
 }
 
@@ -122,9 +123,9 @@ static struct chunk chunk_init(const struct kn_attn_job *j)
     c.m = c.l + 2 * rows * VL;
     c.slack = j->q8 ? 0.0f : SLACK;
     c.s = c.m + rows;
-    c.q = (pair *)(c.s + R * P);
+    c.q = (pair *)(c.s + 2 * R * P);
     c.p = c.q + rows * c.units;
-    c.k_end = c.p + R * KEY_PAIRS;
+    c.k_end = c.p + 2 * R * KEY_PAIRS;
     c.v = c.k_end + KEY_TILES * AMX_UNITS * AMX_COLS;
     if (j->q8) {
         c.k = c.v + KEY_PAIRS * c.Kp;
@@ -359,37 +360,6 @@ static const pair *open_v(const struct chunk *c, size_t page)
     return c->v;
 }
 
-static void scores_tiles(const struct chunk *c, size_t t0, const pair *k)
-{
-    const pair *q = c->q + t0 * c->units;
-    const size_t whole = c->K / 2 / AMX_UNITS * AMX_UNITS, ldq = c->units * sizeof *q;
-    const size_t ld = AMX_COLS * sizeof *k;
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    amx_barrier();
-    for (size_t u = 0; u < c->units; u += AMX_UNITS) {
-        const bool end = u == whole;
-        const pair *b = end ? c->k_end : k + u * AMX_COLS;
-        const size_t next = (end ? AMX_UNITS : c->K / 2) * AMX_COLS; /* key tile */
-        _tile_loadd(4, q + u, ldq);
-        _tile_loadd(5, b, ld);
-        _tile_dpbf16ps(0, 4, 5);
-        _tile_loadd(6, b + next, ld);
-        _tile_dpbf16ps(1, 4, 6);
-        _tile_loadd(5, b + 2 * next, ld);
-        _tile_dpbf16ps(2, 4, 5);
-        _tile_loadd(6, b + 3 * next, ld);
-        _tile_dpbf16ps(3, 4, 6);
-    }
-    _tile_stored(0, c->s, P * sizeof *c->s);
-    _tile_stored(1, c->s + AMX_COLS, P * sizeof *c->s);
-    _tile_stored(2, c->s + 2 * AMX_COLS, P * sizeof *c->s);
-    _tile_stored(3, c->s + 3 * AMX_COLS, P * sizeof *c->s);
-    amx_barrier();
-}
-
 /* c[r][i] (+)= sum over u of a[r][u] b[i][u], of VR rows and n tiles of columns. */
 VF_INLINE void multiply(float *c, size_t ldc, bool add, const pair *a, size_t lda, const pair *b,
                         size_t next, size_t units, const size_t n)
@@ -420,24 +390,86 @@ VF_INLINE void multiply(float *c, size_t ldc, bool add, const pair *a, size_t ld
             vf_store(c + r * ldc + i * VL, sum[r][i]);
 }
 
-static void scores_vectors(const struct chunk *c, size_t t0, size_t n, const pair *k)
+/* ---- a block: packed rows beside a page ---- */
+
+struct block {
+    size_t t, n; /* packed rows from t on, at most R */
+    int32_t key0;
+    const pair *k, *v;
+    float *s; /* one half of c->s, of c->p */
+    pair *p;
+};
+
+/* By vectors: s[r][key] = q[r] . k[key]. */
+static void scores_vectors(const struct chunk *c, const struct block *x)
 {
     const size_t units = c->K / 2;
-    for (size_t r = 0; r < n; r += VR)
-        multiply(c->s + r * P, P, false, c->q + (t0 + r) * c->units, c->units, k, units * AMX_COLS,
-                 units, KEY_TILES);
+    for (size_t r = 0; r < x->n; r += VR)
+        multiply(x->s + r * P, P, false, c->q + (x->t + r) * c->units, c->units, x->k,
+                 units * AMX_COLS, units, KEY_TILES);
 }
 
-/* s[r][key] = q[r] . k[key] of n <= 16 packed rows and one page. */
-static void scores(const struct chunk *c, size_t t0, size_t n, const pair *k)
+/* By vectors: o[r] += sum over keys of p[r][key] v[key]. */
+static void weigh_vectors(const struct chunk *c, const struct block *x)
 {
-    if (c->tiles)
-        scores_tiles(c, t0, k);
-    else
-        scores_vectors(c, t0, n, k);
-    for (size_t i = 0; c->k && i < n * P; i += VL)
-        vf_store(c->s + i, vf_mul(vf_load(c->s + i), vf_load(c->k_step + i % P)));
-    chunk_cap(c, c->s, n);
+    const size_t next = KEY_PAIRS * AMX_COLS, ld = KEY_PAIRS;
+    for (size_t d = 0; d < c->Kp; d += DIM_TILES * AMX_COLS) {
+        const size_t n = (c->Kp - d) / AMX_COLS;
+        const pair *p = x->p, *v = x->v + d * KEY_PAIRS;
+        float *o = c->o + x->t * c->Kp + d;
+        for (size_t r = 0; r < x->n; r += VR, o += VR * c->Kp, p += VR * ld) {
+            if (n >= 4)
+                multiply(o, c->Kp, true, p, ld, v, next, KEY_PAIRS, 4);
+            else if (n == 3)
+                multiply(o, c->Kp, true, p, ld, v, next, KEY_PAIRS, 3);
+            else if (n == 2)
+                multiply(o, c->Kp, true, p, ld, v, next, KEY_PAIRS, 2);
+            else
+                multiply(o, c->Kp, true, p, ld, v, next, KEY_PAIRS, 1);
+        }
+    }
+}
+
+/* By tiles: sixteen rows of A by a tile of pairs, times n tiles of B, into C. */
+struct quad {
+    const pair *a, *b;
+    size_t lda, next, n; /* bytes of a row; pairs from a tile of B to the next */
+    float *c;
+    size_t ldc; /* bytes */
+    enum { FROM_ZERO = 1, FROM_C } first;
+    bool last; /* C is complete */
+};
+
+static struct quad score_quad(const struct chunk *c, const struct block *x, size_t i)
+{
+    const size_t u = i * AMX_UNITS;
+    const bool end = c->K / 2 - u < AMX_UNITS;
+    return (struct quad){.a = c->q + x->t * c->units + u,
+                         .lda = c->units * sizeof(pair),
+                         .b = end ? c->k_end : x->k + u * AMX_COLS,
+                         .next = (end ? AMX_UNITS : c->K / 2) * AMX_COLS,
+                         .n = KEY_TILES,
+                         .c = x->s,
+                         .ldc = P * sizeof(float),
+                         .first = i == 0 ? FROM_ZERO : 0,
+                         .last = u + AMX_UNITS == c->units};
+}
+
+enum { KEY_STEPS = KEY_PAIRS / AMX_UNITS };
+
+static struct quad weigh_quad(const struct chunk *c, const struct block *x, size_t i)
+{
+    const size_t d = i / KEY_STEPS * DIM_TILES, u = i % KEY_STEPS * AMX_UNITS;
+    const size_t left = c->Kp / AMX_COLS - d;
+    return (struct quad){.a = x->p + u,
+                         .lda = KEY_PAIRS * sizeof(pair),
+                         .b = x->v + (d * KEY_PAIRS + u) * AMX_COLS,
+                         .next = KEY_PAIRS * AMX_COLS,
+                         .n = left < DIM_TILES ? left : DIM_TILES,
+                         .c = c->o + x->t * c->Kp + d * AMX_COLS,
+                         .ldc = c->Kp * sizeof(float),
+                         .first = u == 0 ? FROM_C : 0,
+                         .last = u + AMX_UNITS == KEY_PAIRS};
 }
 
 /* A score far above what the row has seen, or its first one: its maximum becomes that, and what it
@@ -460,115 +492,200 @@ VF_INLINE void add_to(float *sum, vf x)
     vf_store(sum, vf_add(vf_load(sum), x));
 }
 
-/* The 32 values of a vector of pairs, folded onto each other. */
-VF_INLINE vf pairs_sum(__m512i p)
+/* What products leave to do for the scores of a row. */
+VF_INLINE void scores_end(const struct chunk *c, float *s)
 {
-    const __m512i hi = p & _mm512_set1_epi32((int)0xffff0000);
-    return vf_add((vf)_mm512_slli_epi32(p, 16), (vf)hi);
+    for (int i = 0; c->k && i < P; i += VL)
+        vf_store(s + i, vf_mul(vf_load(s + i), vf_load(c->k_step + i)));
+    chunk_cap(c, s, 1);
 }
 
-/* Scores of one row -> probabilities as pairs, and their sum. */
-VF_INLINE void softmax_row(const struct chunk *c, size_t r, size_t t, int n_see, int n_skip)
+/* Row r's scores i and those behind it, -inf where it does not see a key. */
+VF_INLINE vf seen(const float *s, int i, int n_see, int n_skip)
 {
-    const float *s = c->s + r * P;
+    vf x = vf_load(s + i);
+    if (n_see < P) x = vf_below(x, vf_set1(-INFINITY), n_see - i);
+    if (n_skip > 0) x = vf_below(vf_set1(-INFINITY), x, n_skip - i);
+    return x;
+}
+
+/* Scores of row r -> probabilities as pairs, and their sum. plain: of bf16 pages, without lse and
+ * bound. Scores are loaded twice, as kept ones take the registers that the next row starts in. */
+VF_INLINE void softmax_row(const struct chunk *c, const struct block *b, size_t r, int n_see,
+                           int n_skip, const bool plain)
+{
+    const bool q8 = !plain && c->k, lse = !plain && c->e;
+    const size_t t = b->t + r;
+    float *s = b->s + r * P, max = c->m[t];
     vf x[P / VL];
-#pragma GCC unroll 4
-    for (int v = 0; v < P / VL; v++) {
-        x[v] = vf_load(s + v * VL);
-        if (n_see < P) x[v] = vf_below(x[v], vf_set1(-INFINITY), n_see - v * VL);
-        if (n_skip > 0) x[v] = vf_below(vf_set1(-INFINITY), x[v], n_skip - v * VL);
-    }
-    const vf top = vf_max(vf_max(x[0], x[1]), vf_max(x[2], x[3]));
-    float max = c->m[t];
+    if (!plain) scores_end(c, s);
+    const vf top = vf_max(vf_max(seen(s, 0, n_see, n_skip), seen(s, VL, n_see, n_skip)),
+                          vf_max(seen(s, 2 * VL, n_see, n_skip), seen(s, 3 * VL, n_see, n_skip)));
     const __mmask16 within = _mm512_cmp_ps_mask(vf_set1(max + c->slack), top, _CMP_NLT_UQ);
     if (within != 0xffff) max = row_raise(c, t, top);
-    const bool blind = n_skip > 0 && max == -INFINITY; /* so far */
+    const vf base = vf_set1(n_skip > 0 && max == -INFINITY ? 0.0f : max); /* blind so far: any */
 #pragma GCC unroll 4
     for (int v = 0; v < P / VL; v++)
-        x[v] = exp2_short(vf_sub(x[v], vf_set1(blind ? 0.0f : max)));
-    if (c->k || c->e) {
-        add_to(c->k ? c->l + t * VL : c->e + t * VL,
-               vf_add(vf_add(x[0], x[1]), vf_add(x[2], x[3])));
+        x[v] = exp2_short(vf_sub(seen(s, v * VL, n_see, n_skip), base));
+    if (q8 || lse)
+        add_to((q8 ? c->l : c->e) + t * VL, vf_add(vf_add(x[0], x[1]), vf_add(x[2], x[3])));
 #pragma GCC unroll 4
-        for (int v = 0; v < P / VL; v++)
-            if (c->k) x[v] = vf_mul(x[v], vf_load(c->v_step + v * VL));
-    }
+    for (int v = 0; v < P / VL; v++)
+        if (q8) x[v] = vf_mul(x[v], vf_load(c->v_step + v * VL));
     const __m512i p0 = (__m512i)_mm512_cvtne2ps_pbh(x[1], x[0]);
     const __m512i p1 = (__m512i)_mm512_cvtne2ps_pbh(x[3], x[2]);
-    if (!c->k) add_to(c->l + t * VL, vf_add(pairs_sum(p0), pairs_sum(p1)));
-    _mm512_storeu_si512(c->p + r * KEY_PAIRS, p0);
-    _mm512_storeu_si512(c->p + r * KEY_PAIRS + VL, p1);
+    if (!q8) {
+        const __m512bh ones = (__m512bh)_mm512_set1_epi32(0x3f803f80);
+        const vf l = _mm512_dpbf16_ps(vf_load(c->l + t * VL), (__m512bh)p0, ones);
+        vf_store(c->l + t * VL, _mm512_dpbf16_ps(l, (__m512bh)p1, ones));
+    }
+    _mm512_storeu_si512(b->p + r * KEY_PAIRS, p0);
+    _mm512_storeu_si512(b->p + r * KEY_PAIRS + VL, p1);
 }
 
-#define TILES(n, first, second, third, fourth)                                                     \
+/* Row r of those that see a whole page. Functions apart: what others need takes its registers. */
+static __attribute__((noinline)) void softmax_whole(const struct chunk *c, const struct block *x,
+                                                    size_t r)
+{
+    softmax_row(c, x, r, P, 0, true);
+}
+
+static __attribute__((noinline)) void softmax_any(const struct chunk *c, const struct block *x,
+                                                  size_t r)
+{
+    softmax_row(c, x, r, chunk_sees(c, x->t + r, x->key0), chunk_skips(c, x->t + r, x->key0),
+                false);
+}
+
+/* Rows of a block that are still to do. */
+struct rows {
+    const struct chunk *c;
+    const struct block *x;
+    void (*row)(const struct chunk *c, const struct block *x, size_t r);
+    size_t at, n;
+};
+
+static struct rows rows_of(const struct chunk *c, const struct block *x /* or NULL */)
+{
+    if (!x) return (struct rows){0};
+    const bool whole = !c->k && !c->e && c->a->cap <= 0 && chunk_sees(c, x->t, x->key0) == P &&
+                       chunk_skips(c, x->t + x->n - 1, x->key0) == 0;
+    memset(x->p + x->n * KEY_PAIRS, 0, (R - x->n) * KEY_PAIRS * sizeof *x->p);
+    return (struct rows){c, x, whole ? softmax_whole : softmax_any, 0, x->n};
+}
+
+VF_INLINE void rows_run(struct rows *w, size_t end)
+{
+    for (; w->at < end && w->at < w->n; w->at++)
+        w->row(w->c, w->x, w->at);
+}
+
+static void block_vectors(const struct chunk *c, const struct block *x)
+{
+    struct rows rows = rows_of(c, x);
+    scores_vectors(c, x);
+    rows_run(&rows, R);
+    weigh_vectors(c, x);
+}
+
+#define STORE(q, i)                                                                                \
     do {                                                                                           \
-        first;                                                                                     \
-        if ((n) > 1) second;                                                                       \
-        if ((n) > 2) third;                                                                        \
-        if ((n) > 3) fourth;                                                                       \
+        if ((q)->last && i < (q)->n) _tile_stored(i, (q)->c + i * AMX_COLS, (q)->ldc);             \
+    } while (0)
+#define MULTIPLY(q, i, tile)                                                                       \
+    do {                                                                                           \
+        if (i >= (q)->n) break;                                                                    \
+        if ((q)->first == FROM_ZERO) _tile_zero(i);                                                \
+        if ((q)->first == FROM_C) _tile_loadd(i, (q)->c + i * AMX_COLS, (q)->ldc);                 \
+        if (i == 0) _tile_loadd(4, (q)->a, (q)->lda);                                              \
+        _tile_loadd(tile, (q)->b + i * (q)->next, AMX_COLS * sizeof(pair));                        \
+        _tile_dpbf16ps(i, 4, tile);                                                                \
+    } while (0)
+#define STEP(i, tile)                                                                              \
+    do {                                                                                           \
+        STORE(before, i);                                                                          \
+        MULTIPLY(q, i, tile);                                                                      \
+        if (rows) rows_run(rows, row0 + (i + 1) * n / DIM_TILES);                                  \
+        amx_barrier();                                                                             \
     } while (0)
 
-static void weigh_tiles(const struct chunk *c, float *o, const pair *v, size_t n)
+/* A quad, beside the stores of the one before it and rows [row0, row0 + n), or NULL. */
+VF_INLINE void quad_run(const struct quad *q, const struct quad *before, struct rows *rows,
+                        size_t row0, size_t n)
 {
-    const size_t ldo = c->Kp * sizeof *o, ld = AMX_COLS * sizeof *v, next = KEY_PAIRS * AMX_COLS;
     amx_barrier();
-    TILES(n, _tile_loadd(0, o, ldo), _tile_loadd(1, o + AMX_COLS, ldo),
-          _tile_loadd(2, o + 2 * AMX_COLS, ldo), _tile_loadd(3, o + 3 * AMX_COLS, ldo));
-    for (size_t u = 0; u < KEY_PAIRS; u += AMX_UNITS) {
-        const pair *b = v + u * AMX_COLS;
-        _tile_loadd(4, c->p + u, KEY_PAIRS * sizeof *c->p);
-        TILES(n, _tile_loadd(5, b, ld), _tile_loadd(6, b + next, ld),
-              _tile_loadd(7, b + 2 * next, ld), (void)0);
-        TILES(n, _tile_dpbf16ps(0, 4, 5), _tile_dpbf16ps(1, 4, 6), _tile_dpbf16ps(2, 4, 7), {
-            _tile_loadd(5, b + 3 * next, ld);
-            _tile_dpbf16ps(3, 4, 5);
-        });
-    }
-    TILES(n, _tile_stored(0, o, ldo), _tile_stored(1, o + AMX_COLS, ldo),
-          _tile_stored(2, o + 2 * AMX_COLS, ldo), _tile_stored(3, o + 3 * AMX_COLS, ldo));
-    amx_barrier();
+    STEP(0, 5);
+    STEP(1, 6);
+    STEP(2, 5);
+    STEP(3, 6);
 }
 
-static void weigh_vectors(const struct chunk *c, size_t rows, float *o, const pair *v, size_t n)
+/* By tiles: the scores of one, the probabilities of another, whose scores are there, and the sums
+ * of a third, beside each other. Each may be NULL. */
+static void block_tiles(const struct chunk *c, const struct block *score, const struct block *x,
+                        const struct block *weigh)
 {
-    const size_t next = KEY_PAIRS * AMX_COLS;
-    const pair *p = c->p;
-    for (size_t r = 0; r < rows; r += VR, o += VR * c->Kp, p += VR * KEY_PAIRS) {
-        if (n == 4)
-            multiply(o, c->Kp, true, p, KEY_PAIRS, v, next, KEY_PAIRS, 4);
-        else if (n == 3)
-            multiply(o, c->Kp, true, p, KEY_PAIRS, v, next, KEY_PAIRS, 3);
-        else if (n == 2)
-            multiply(o, c->Kp, true, p, KEY_PAIRS, v, next, KEY_PAIRS, 2);
+    const size_t groups = (c->Kp / AMX_COLS + DIM_TILES - 1) / DIM_TILES;
+    const size_t n_score = score ? c->units / AMX_UNITS : 0;
+    const size_t n = n_score + (weigh ? groups * KEY_STEPS : 0);
+    struct rows rows = rows_of(c, x);
+    struct quad q[2] = {0};
+    for (size_t i = 0; i < n; i++) {
+        q[i % 2] = i < n_score ? score_quad(c, score, i) : weigh_quad(c, weigh, i - n_score);
+        const size_t row0 = i * R / n;
+        if (x)
+            quad_run(&q[i % 2], &q[(i + 1) % 2], &rows, row0, (i + 1) * R / n - row0);
         else
-            multiply(o, c->Kp, true, p, KEY_PAIRS, v, next, KEY_PAIRS, 1);
+            quad_run(&q[i % 2], &q[(i + 1) % 2], NULL, 0, 0);
     }
+    const struct quad *last = &q[(n + 1) % 2];
+    STORE(last, 0);
+    STORE(last, 1);
+    STORE(last, 2);
+    STORE(last, 3);
+    amx_barrier();
+    rows_run(&rows, R);
 }
 
-/* o[r] += sum over keys of p[r][key] v[key], of `rows` packed rows and n tiles of dims. */
-static void weigh(const struct chunk *c, size_t rows, float *o, const pair *v, size_t n)
+static void block_alone(const struct chunk *c, const struct block *x)
 {
-    if (c->tiles)
-        weigh_tiles(c, o, v, n);
-    else
-        weigh_vectors(c, rows, o, v, n);
+    block_tiles(c, x, NULL, NULL);
+    block_tiles(c, NULL, x, NULL);
+    block_tiles(c, NULL, NULL, x);
 }
 
-/* Sixteen packed rows (or what is left of them) of a chunk against one page. */
-static void tile_page(const struct chunk *c, size_t t0, size_t n, const pair *k, const pair *v,
-                      int32_t key0)
+/* ---- blocks of a chunk, one after the other ---- */
+
+struct line {
+    struct block x[3]; /* n 0: none */
+    size_t at;
+};
+
+static const struct block *block_or_none(const struct block *x)
 {
-    scores(c, t0, n, k);
-    const bool all = chunk_sees(c, t0, key0) == P && chunk_skips(c, t0 + n - 1, key0) == 0;
-    for (size_t r = 0; all && r < n; r++)
-        softmax_row(c, r, t0 + r, P, 0);
-    for (size_t r = 0; !all && r < n; r++)
-        softmax_row(c, r, t0 + r, chunk_sees(c, t0 + r, key0), chunk_skips(c, t0 + r, key0));
-    memset(c->p + n * KEY_PAIRS, 0, (R - n) * KEY_PAIRS * sizeof *c->p);
-    for (size_t d = 0; d < c->Kp; d += DIM_TILES * AMX_COLS) {
-        const size_t left = (c->Kp - d) / AMX_COLS;
-        weigh(c, n, c->o + t0 * c->Kp + d, v + d * KEY_PAIRS, left < DIM_TILES ? left : DIM_TILES);
+    return x->n ? x : NULL;
+}
+
+/* The next block, or one without rows: those under way go on. A block's maximum may not change
+ * before its probabilities by the page before are summed. */
+static void line_push(const struct chunk *c, struct line *l, struct block next)
+{
+    struct block *score = &l->x[l->at % 3], *weigh = &l->x[(l->at + 1) % 3];
+    const struct block *x = &l->x[(l->at + 2) % 3];
+    *score = next;
+    score->s = c->s + l->at % 2 * R * P;
+    score->p = c->p + l->at++ % 2 * R * KEY_PAIRS;
+    if (weigh->n && weigh->t == x->t) {
+        block_tiles(c, NULL, NULL, weigh);
+        weigh->n = 0;
     }
+    block_tiles(c, block_or_none(score), block_or_none(x), block_or_none(weigh));
+}
+
+static void line_end(const struct chunk *c, struct line *l)
+{
+    line_push(c, l, (struct block){0});
+    line_push(c, l, (struct block){0});
 }
 
 static void chunk_run(struct chunk *c)
@@ -577,18 +694,28 @@ static void chunk_run(struct chunk *c)
     const int32_t *pos = c->a->pos + c->row0;
     const size_t n_pages = (size_t)pos[c->n - 1] / P + 1;
     const bool ahead = c->k || rows <= R; /* else a page is read for longer than it comes */
+    const bool copies = c->k || c->K != c->Kp;
+    struct line line = {0};
     if (ahead) chunk_prefetch(c, chunk_first_page(c), n_pages);
     chunk_clear(c, round_up(rows, R));
     for (size_t page = chunk_first_page(c); page < n_pages; page++) {
         const int32_t key0 = (int32_t)(page * P);
+        if (copies) line_end(c, &line);
         const pair *k = open_k(c, page), *v = open_v(c, page);
         if (ahead) chunk_prefetch(c, page + 1, n_pages);
         for (size_t t = 0; t < rows; t += R) {
             const size_t n = rows - t < R ? rows - t : R;
-            if (pos[(t + n - 1) / c->group] >= key0 && chunk_skips(c, t, key0) < P)
-                tile_page(c, t, n, k, v, key0);
+            if (pos[(t + n - 1) / c->group] < key0 || chunk_skips(c, t, key0) == P) continue;
+            const struct block x = {t, n, key0, k, v, c->s, c->p};
+            if (!c->tiles)
+                block_vectors(c, &x);
+            else if (rows > R)
+                line_push(c, &line, x);
+            else
+                block_alone(c, &x);
         }
     }
+    line_end(c, &line);
 }
 
 static int attn(const struct kn_attn_job *j, unsigned g0, unsigned g1)
@@ -606,10 +733,16 @@ static void mass_page(struct chunk *c, size_t page, float *sum)
     const pair *k = open_k(c, page);
     for (size_t t = 0, n; t < rows; t += n) {
         n = rows - t < R ? rows - t : R;
+        const struct block x = {.t = t, .n = n, .k = k, .s = c->s};
         if (chunk_skips(c, t, (int32_t)(page * P)) == P) continue;
-        scores(c, t, n, k);
-        for (size_t r = 0; r < n; r++)
+        if (c->tiles)
+            block_tiles(c, &x, NULL, NULL);
+        else
+            scores_vectors(c, &x);
+        for (size_t r = 0; r < n; r++) {
+            scores_end(c, c->s + r * P);
             chunk_add_mass(c, t + r, (int32_t)(page * P), c->s + r * P, sum);
+        }
     }
 }
 

@@ -110,6 +110,15 @@ struct words_behind {
     struct words_gate gate;
 };
 
+/* Of the lines that R rows' sums will be stored to those for this step: each is in another row, so
+ * the processor does not see them coming. */
+static void words_claim(const struct kn_gemm_job *j, const struct amx_part *t, size_t R,
+                        size_t step, size_t steps)
+{
+    for (size_t i = 2 * R * step / steps; i < 2 * R * (step + 1) / steps; i++)
+        __builtin_prefetch(j->c + (t->row + i / 2) * j->ldc + t->p * TILE_NR + i % 2 * VL, 1);
+}
+
 /* Two row tiles (or one) by a piece. */
 static void words_rows(const struct kn_gemm_job *j, const struct words_plan *x, size_t pair,
                        const struct words_piece *w, struct words_behind *o)
@@ -129,7 +138,9 @@ static void words_rows(const struct kn_gemm_job *j, const struct words_plan *x, 
             amx_begin(j, h, &t[h]);
         else
             amx_load(h, sums + h * AMX_ROWS * TILE_NR, TILE_NR);
+    const bool last = w->k0 + w->kc == x->units, claim = last && !j->glu && !j->accumulate;
     for (size_t i = 0; i < steps; i++, a += AMX_UNITS, b += AMX_UNITS * TILE_NR) {
+        if (claim) words_claim(j, t, R, i, steps);
         _tile_loadd(6, b, AMX_LDB);
         _tile_loadd(7, b + VL, AMX_LDB);
         _tile_stream_loadd(4, a, line);
@@ -145,7 +156,6 @@ static void words_rows(const struct kn_gemm_job *j, const struct words_plan *x, 
         words_pass(j, &o->gate, WORDS_PASS);
     }
     words_pass(j, &o->gate, AMX_ROWS * 2);
-    const bool last = w->k0 + w->kc == x->units;
     for (int h = 0; h <= two; h++)
         if (last && !j->glu)
             amx_end(j, h, &t[h]);

@@ -17,7 +17,7 @@ class Attn(unittest.TestCase):
         self.assertEqual([(r["case"], r["rows"], r["sequences"]) for r in self.rows],
                          [("full", KEYS, 1)] +
                          [(f"sparse {p} %", (KEYS - 32) * p // 100 + 32, 1) for p in (5, 10, 15, 30)] +
-                         [(f"decode x{n}", n, n) for n in (1, 2, 4, 8, 16)] + [("mass", 32, 1)])
+                         [(f"decode x{n}", n, n) for n in (1, 2, 4, 8, 16)] + [("question", 32, 1), ("mass", 32, 1)])
 
     def test_only_visible_keys_count(self):
         visible = {r["case"]: r["visible_keys"] for r in self.rows}
