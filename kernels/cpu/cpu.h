@@ -38,7 +38,7 @@ struct kn_gemm_job {
     size_t lda, m;
     const void *b; /* packed panels (mat.c), or NULL: */
     const struct kn_coded *coded;
-    bool as_f32;         /* not rounded on the way */
+    bool as_f32, as_codes; /* not rounded on the way; whole numbers of 4 bits, by rows in 16 */
     void *block, *pairs; /* room for a block of them, unpacked: KN_GEMM_BLOCK bytes; for pairs.h */
     bool paired;         /* they are there already, all rows at once */
     const void *columns; /* pairs.h: instead of a */

@@ -344,11 +344,27 @@ static int prepare_columns(struct kn_stream *st, struct gemm_par *g, size_t n)
     return kn_par(st, n * KN_COLUMN_TILES, columns_item, g);
 }
 
+/* Whole numbers of 4 bits throughout. */
+static bool is_narrow(const struct kn_coded *c)
+{
+    size_t i = 0;
+    while (i < c->n_parts && kn_bytes_narrow(&c->part[i].form))
+        i++;
+    return i == c->n_parts;
+}
+
+/* Decode steps in 16 bits take these as they are. */
+static bool by_codes(const struct kn_mat *w)
+{
+    return w->kind == GEMM_OWN_INT16 && w->dev->replaying && w->coded && is_narrow(w->coded);
+}
+
 /* A weight on its way to other numbers costs more than the product with one row, but for tiles. */
 static bool by_f32(const struct kn_mat *w)
 {
     const bool turned = w->coded || w->kind == GEMM_OWN_INT16;
-    return w->kind == GEMM_OWN_F32 || (turned && w->dev->replaying && !by_columns(w, 1));
+    return w->kind == GEMM_OWN_F32 ||
+           (turned && w->dev->replaying && !by_columns(w, 1) && !by_codes(w));
 }
 
 /* Products in bf16 that read rows as pairs. */
@@ -386,11 +402,7 @@ static int prepare_pairs(struct kn_stream *st, struct gemm_par *g)
 static bool by_rows8(const struct kn_mat *w)
 {
     if (!w->dev->replaying) return w->bytes || w->int8;
-    if (!w->bytes || !w->coded) return w->int8 && !w->coded;
-    size_t i = 0;
-    while (i < w->coded->n_parts && kn_bytes_narrow(&w->coded->part[i].form))
-        i++;
-    return i == w->coded->n_parts;
+    return w->bytes && w->coded ? is_narrow(w->coded) : w->int8 && !w->coded;
 }
 
 /* Rows are rounded before products share them. */
@@ -457,6 +469,7 @@ static int gemm_item(struct kn_stream *st, void *arg, size_t item)
                             .ldc = a->ldc,
                             .accumulate = a->accumulate,
                             .as_f32 = by_f32(w),
+                            .as_codes = by_codes(w),
                             .glu = g->glu,
                             .gated = g->gated,
                             .cancel = st->cancel};
@@ -477,7 +490,9 @@ static int gemm_item(struct kn_stream *st, void *arg, size_t item)
     if (pairs || j.rows || j.bytes || (j.coded && !j.columns) || int16)
         if (!(j.block = kn_cpu_scratch(st, KN_SLOT_WEIGHTS, KN_GEMM_BLOCK))) return -ENOMEM;
     if (pairs || int16) {
-        const size_t bytes = (pairs ? kn_pairs_bytes : kn_int16_bytes)(a->m, w->k);
+        const size_t bytes = (pairs        ? kn_pairs_bytes
+                              : j.as_codes ? kn_int16_steps_bytes
+                                           : kn_int16_bytes)(a->m, w->k);
         j.paired = g->pairs;
         j.pairs = j.paired ? g->pairs : kn_cpu_scratch(st, KN_SLOT_ROWS, bytes);
         if (!j.pairs) return -ENOMEM;

@@ -4,7 +4,7 @@
 #define KERNELS_CPU_SIMD_WHOLE_H
 
 #include "kernels/cpu/cpu.h"
-#include "kernels/cpu/simd/vec.h"
+#include "kernels/cpu/simd/codes_step.h"
 
 typedef int32_t whole __attribute__((vector_size(VL * 4)));
 #if KN_SIMD == 512
@@ -26,8 +26,6 @@ typedef int32_t whole __attribute__((vector_size(VL * 4)));
 #define whole_max(a, b) ((whole)_mm256_max_epi32((__m256i)(a), (__m256i)(b)))
 #define whole_vf(x) _mm256_cvtepi32_ps((__m256i)(x))
 #endif
-
-enum { NV = 2, NR = NV * VL }; /* vectors across a panel */
 
 /* The largest of a vector of what is not negative. */
 VF_INLINE int32_t whole_top(whole x)

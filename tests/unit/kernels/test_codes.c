@@ -1,6 +1,7 @@
 /* Weights in the form of a file: the products of their values, bit for bit, whatever the form, the
  * instruction set, the rows, the threads and the cut. */
 #include "kernels/codes.h"
+#include "kernels/cpu/bytes.h"
 #include "kernels/cpu/coded.h"
 #include "kernels/cpu/cpu.h"
 #include "tests/unit/kernels/kern.h"
@@ -134,10 +135,10 @@ TEST(products_of_codes_are_those_of_their_values_int8)
 }
 
 /* A decode step beside other numbers takes the file's own codes, as it does without. */
-static void replay_is_that_of_codes(const char *gemm)
+static void replay_is_that_of_codes(const char *gemm, size_t form)
 {
     enum { M = 3, N = 130, K = 96 };
-    const struct kn_part part = {N, forms[1]};
+    const struct kn_part part = {N, forms[form]};
     float *a = kern_random(M * K, 1, 1), *c[3];
     unsigned n_dev = 0;
     for (unsigned i = 1; i < KERN_ISAS - 1; i++) {
@@ -174,12 +175,61 @@ static void replay_is_that_of_codes(const char *gemm)
 
 TEST(a_replay_beside_int8_is_that_of_codes)
 {
-    replay_is_that_of_codes("own-int8");
+    replay_is_that_of_codes("own-int8", 1);
 }
 
 TEST(a_replay_beside_int16_is_that_of_codes)
 {
-    replay_is_that_of_codes("own-int16");
+    replay_is_that_of_codes("own-int16", 2); /* of 8 bits */
+}
+
+/* Whole numbers of 4 bits by rows of 16: what rounding leaves as it is gives f32's sums, as near
+ * as f32 can say, and a row alone gives the same bits. */
+TEST(a_replay_beside_int16_multiplies_4_bits_as_they_are)
+{
+    enum { M = 6, N = 130, K = 768, MOST = 32767 };
+    float a[M * K], c[3][M * N];
+    uint64_t seed = 7;
+    unsigned n_dev = 0;
+    for (size_t i = 0; i < M * K; i++) {
+        const float x = (float)(int)(test_rand(&seed) % (2 * MOST + 1)) - MOST;
+        a[i] = i % CODES_STEP == i / CODES_STEP % CODES_STEP ? MOST : x;
+    }
+    for (unsigned i = 1; i < KERN_ISAS - 1; i++)
+        for (size_t f = 0; f < N_FORMS; f++) {
+            const struct kn_part part = {N, forms[f]};
+            struct kn_dev *d[2] = {kern_dev(i, 2, "own-f32"), kern_dev(i, 2, "own-int16")};
+            const bool runs = d[0] && d[1] && kn_bytes_narrow(&forms[f]);
+            n_dev += runs;
+            for (int v = 0; v < 3; v++) {
+                struct kn_gemm_args g = {.a = a, .lda = K, .m = M, .c = c[v], .ldc = N};
+                struct pair p;
+                for (size_t at = 0; at < M * N; at++)
+                    c[v][at] = (float)at;
+                if (!runs) continue;
+                ASSERT_OK(pair_make(d[v > 0], &part, 1, K, &p));
+                g.w = p.coded;
+                g.accumulate = true;
+                for (; v == 2 && g.m > 1; g.m--, g.a += K, g.c += N) { /* the last is alone */
+                    struct kn_gemm_args one = g;
+                    one.m = 1;
+                    ASSERT_OK(kn_replay(d[1], 1, 1, NULL, run_rows, &one));
+                }
+                ASSERT_OK(kn_replay(d[v > 0], 2, g.m, NULL, run_rows, &g));
+                pair_drop(&p);
+            }
+            if (runs) ASSERT_MEMEQ(c[1], c[2], sizeof c[1]);
+            for (size_t col = 0; runs && col < N; col++) {
+                float most = M * N;
+                for (size_t r = 0; r < M; r++)
+                    most = fmaxf(most, fabsf(c[0][r * N + col]));
+                for (size_t r = 0; r < M; r++)
+                    ASSERT_NEAR(c[1][r * N + col], c[0][r * N + col], 2e-5 * (double)most);
+            }
+            for (int v = 0; v < 2; v++)
+                if (d[v]) kn_dev_destroy(d[v]);
+        }
+    if (n_dev == 0) SKIP("this machine lacks the candidate");
 }
 
 /* More columns and more k than a block of the GEMM has, on one to three threads. */
