@@ -1,7 +1,7 @@
 /* cuda: what the .cu files share: the device's inside, number formats, reductions.
  *
- * nvcc compiles the same sources as, for the emulation, C++ compilers (hostcuda): PTX has a
- * portable twin beside it. Kernels are static, launchers check the launch. Thread: as launch.h. */
+ * nvcc compiles these sources, and C++ for the emulation (hostcuda): what one of them does not know
+ * has a twin beside it. Kernels are static, launchers check the launch. Thread: as launch.h. */
 #ifndef KERNELS_CUDA_CUDA_H
 #define KERNELS_CUDA_CUDA_H
 

@@ -47,8 +47,7 @@ int cu_copy(struct cu *c, void *dst, const void *src, size_t bytes);
 int cu_copy_rows(struct cu *c, void *dst, size_t to, const void *src, size_t from, size_t bytes,
                  size_t n);
 int cu_sync(struct cu *c);
-/* The time that what is queued in between takes on the device, of which the end waits for all.
- * One span at a time. */
+/* How long the device takes for what is queued in between; the end waits for it. One at a time. */
 int cu_span_start(struct cu *c);
 int cu_span_end(struct cu *c, double *ret_us);
 
