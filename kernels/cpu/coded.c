@@ -139,20 +139,19 @@ static void put_codes(const struct kn_coded *c, uint8_t *panel, const struct cod
     const size_t nr = c->nr, n_groups = CODES_STEP / f->group;
     const struct kn_layout l = kn_layout(f, nr);
     for (size_t s = 0; s < c->k / CODES_STEP; s++) {
-        uint8_t *unit = panel + s / l.steps * l.unit;
-        uint8_t *step = unit + l.unit_head + s % l.steps * l.step;
-        put_scales(c, kn_by_units(f) ? unit : step, x, s / l.steps, f->min);
+        const struct kn_step at = kn_step_at(&l, s);
+        uint8_t *step = panel + at.head, *codes = panel + at.codes;
+        put_scales(c, kn_by_units(f) ? panel + at.unit : step, x, s / l.steps, f->min);
         for (size_t g = 0; f->super && g < n_groups; g++)
             for (size_t j = 0; j < x->n; j++) {
                 step[g * nr + x->first + j] = (uint8_t)x->row[j].s[s * n_groups + g];
                 if (f->min)
                     step[(n_groups + g) * nr + x->first + j] = x->row[j].t[s * n_groups + g];
             }
-        step += l.step_head;
         if (f->bits == 4)
-            put_nibbles(c, step, x, s * CODES_STEP, f->low);
+            put_nibbles(c, codes, x, s * CODES_STEP, f->low);
         else
-            put_turned(x, 1, s * CODES_STEP, CODES_STEP, step + x->first, nr);
+            put_turned(x, 1, s * CODES_STEP, CODES_STEP, codes + x->first, nr);
     }
 }
 

@@ -58,6 +58,17 @@ static inline __attribute__((always_inline)) struct kn_layout kn_layout(const st
     return l;
 }
 
+struct kn_step { /* bytes from the panel's start */
+    size_t unit, head, codes;
+};
+static inline __attribute__((always_inline)) struct kn_step kn_step_at(const struct kn_layout *l,
+                                                                       size_t step)
+{
+    const size_t unit = step / l->steps * l->unit;
+    const size_t head = unit + l->unit_head + step % l->steps * l->step;
+    return (struct kn_step){unit, head, head + l->step_head};
+}
+
 static inline __attribute__((always_inline)) size_t kn_nibble(size_t w, size_t j)
 {
     return 8 * (j % 4) + 2 * w + j / 4;

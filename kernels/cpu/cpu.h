@@ -50,11 +50,11 @@ struct kn_gemm_job {
     float *c;
     size_t ldc;
     bool accumulate;
-    /* Not NULL: by pairs, without accumulate: half of the columns are gates, whole panels. What
-     * a panel of them lets through of its panel in the other half goes to `gated`, [m, n / 2] as
-     * pairs, instead of c. */
+    /* Not NULL: by pairs on tiles or by rows, without accumulate: half of the columns are gates.
+     * What they let through goes to `gated`, [m, n / 2] pairs or f32, row stride ldg, not to c. */
     kn_glu_fn *glu;
     void *gated;
+    size_t ldg;
     const atomic_bool *cancel;
 };
 

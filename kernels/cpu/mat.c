@@ -253,6 +253,7 @@ struct gemm_par {
     void *pairs;      /* of the one product there is, as pairs; NULL: each item makes its own */
     kn_glu_fn *glu;   /* of its columns, and where that goes; see struct kn_gemm_job */
     void *gated;
+    size_t ldg;
 };
 
 enum { ROWS8 = 16 }; /* that are rounded together; chosen */
@@ -472,6 +473,7 @@ static int gemm_item(struct kn_stream *st, void *arg, size_t item)
                             .as_codes = by_codes(w),
                             .glu = g->glu,
                             .gated = g->gated,
+                            .ldg = g->ldg,
                             .cancel = st->cancel};
     struct kn_int8_rows rows;
     const bool pairs = !g->rows && by_pairs(w, a->m);
@@ -531,20 +533,23 @@ int kn_cpu_gemm(struct kn_stream *st, const struct kn_gemm_args *a)
     return a->m ? kn_cpu_gemms(st, a, 1) : a->w->ready ? 0 : -EINVAL;
 }
 
-/* On tiles, blocks of many rows: gates and what they are for are summed side by side, and what
- * passes is rounded where the sums are. Not in wide runs, which large models have: see decision 24.
- */
+/* Blocks of many rows in bf16 on tiles or in int8: gates and what they are for are summed side by
+ * side, and pass where the sums are; to pairs for the next product, or to f32, since rows of int8
+ * are rounded as a whole. Not in wide runs, which large models have: see decision 24. */
 int kn_cpu_gated(struct kn_stream *st, const struct kn_gemm_args *up, enum kn_act act,
                  const struct kn_gemm_args *down)
 {
     const struct kn_mat *w = up->w, *v = down->w;
+    const bool int8 = w->int8 && v->int8 && by_rows8(w) && by_rows8(v);
     const bool pairs = !w->int8 && !v->int8 && by_pairs(w, up->m) && by_pairs(v, up->m);
-    if (st->wide || !pairs || up->m <= KN_COLUMNS || up->m > KN_PAIRS_ROWS || up->accumulate ||
-        v->k % w->dev->simd->nr)
+    if (st->wide || (!int8 && !pairs) || up->m <= KN_COLUMNS || up->m > KN_PAIRS_ROWS ||
+        up->accumulate || v->k % w->dev->simd->nr)
         return -ENOTSUP;
-    void *gated = kn_cpu_scratch(st, KN_SLOT_GATED, kn_pairs_bytes(up->m, v->k));
-    if (!gated) return -ENOMEM;
-    kn_glu_fn *const glu = w->dev->simd->row.glu[act];
-    const int r = gemms(st, (struct gemm_par){.a = up, .glu = glu, .gated = gated}, 1);
-    return r < 0 ? r : gemms(st, (struct gemm_par){.a = down, .pairs = gated}, 1);
+    struct gemm_par g = {.a = up, .glu = w->dev->simd->row.glu[act]};
+    g.gated =
+        int8 ? (void *)down->a : kn_cpu_scratch(st, KN_SLOT_GATED, kn_pairs_bytes(up->m, v->k));
+    g.ldg = int8 ? down->lda : kn_pairs_stride(v->k);
+    if (!g.gated) return -ENOMEM;
+    const int r = gemms(st, g, 1);
+    return r < 0 ? r : gemms(st, (struct gemm_par){.a = down, .pairs = pairs ? g.gated : NULL}, 1);
 }

@@ -38,16 +38,15 @@ VF_INLINE void steps(const struct codes_form f, const uint8_t *panel, size_t k0,
 {
     const struct kn_layout l = kn_layout(&f, NR);
     for (size_t i = k0 / CODES_STEP; i < (k0 + kc) / CODES_STEP; i++, out += CODES_STEP * NR) {
-        const uint8_t *unit = panel + i / l.steps * l.unit;
-        const uint8_t *step = unit + l.unit_head + i % l.steps * l.step;
+        const struct kn_step at = kn_step_at(&l, i);
         struct scales s[NV];
 #pragma GCC unroll 2
         for (size_t v = 0; v < NV; v++)
-            step_scales(f, unit, step, v, &s[v]);
+            step_scales(f, panel, at, v, &s[v]);
         if (f.bits == 4)
-            step_nibbles(f, step + l.step_head, s, out);
+            step_nibbles(f, panel + at.codes, s, out);
         else
-            step_bytes(f, step + l.step_head, s, out);
+            step_bytes(f, panel + at.codes, s, out);
     }
 }
 

@@ -102,11 +102,11 @@ VF_INLINE vf value(const struct codes_form f, vf q, vf d, vf m)
 }
 
 /* Of vector v of a panel's columns. */
-VF_INLINE void step_scales(const struct codes_form f, const uint8_t *unit, const uint8_t *step,
+VF_INLINE void step_scales(const struct codes_form f, const uint8_t *panel, struct kn_step at,
                            size_t v, struct scales *s)
 {
     const int n_groups = CODES_STEP / f.group;
-    const uint8_t *head = kn_by_units(&f) ? unit : step;
+    const uint8_t *step = panel + at.head, *head = kn_by_units(&f) ? panel + at.unit : step;
 #pragma GCC unroll 2
     for (int h = 0; h < HALVES; h++) {
         vf d = (f.bf16 ? vf_from_bf16 : vf_from_f16)(head + 2 * v * VL), m = vf_set1(0);
@@ -121,6 +121,16 @@ VF_INLINE void step_scales(const struct codes_form f, const uint8_t *unit, const
         s->d[h] = d;
         s->m[h] = m;
     }
+}
+
+/* Of whole numbers with one scale for a step: the least of them is a part of M. */
+VF_INLINE void step_plain(const struct codes_form f, const uint8_t *panel, struct kn_step at,
+                          size_t v, float *d, float *m)
+{
+    struct scales s;
+    step_scales(f, panel, at, v, &s);
+    vf_store(d, s.d[0]);
+    vf_store(m, vf_fma(vf_set1(f.low), s.d[0], s.m[0]));
 }
 
 #endif

@@ -72,55 +72,66 @@ VF_INLINE void bytes_turned(const uint8_t *codes, uint32_t *column)
     }
 }
 
-/* Step s of k of half of a panel's columns, as rows of 16 pairs. */
-VF_INLINE void codes_tile(const struct codes_form f, const uint8_t *panel, size_t half, size_t s,
-                          uint32_t *to)
+/* Half of a panel's columns, a step of k: their codes in order, and what these stand for. */
+struct codes_half {
+    float d[HALVES][VL], m[HALVES][VL];
+    uint32_t column[8 * VL] __attribute__((aligned(64)));
+};
+
+VF_INLINE void codes_half_open(const struct codes_form f, const uint8_t *panel, size_t half,
+                               size_t s, struct codes_half *to)
 {
     const struct kn_layout l = kn_layout(&f, NR);
+    const struct kn_step at = kn_step_at(&l, s);
+    struct scales scales;
+    step_scales(f, panel, at, half, &scales);
+    for (size_t h = 0; h < HALVES; h++) {
+        vf_store(to->d[h], scales.d[h]);
+        if (f.min) vf_store(to->m[h], scales.m[h]);
+    }
+    if (f.bits == 4)
+        nibbles_turned(panel + at.codes + half * 4 * VL * 4, to->column);
+    else
+        bytes_turned(panel + at.codes + half * VL, to->column);
+    /* Else the compiler keeps them in registers and takes them apart by permutations. */
+    __asm__ volatile("" : : "r"(to) : "memory");
+}
+
+enum { CODES_COLUMNS = 4 }; /* that are unpacked at a time */
+
+/* Columns from `from` on as rows of 16 pairs. */
+VF_INLINE void codes_columns(const struct codes_form f, const struct codes_half *x, size_t from,
+                             uint32_t *to)
+{
     const bool two_groups = f.group < CODES_STEP;
     const __m512i low = _mm512_set1_epi32(15 << 16 | 15), high = _mm512_set1_epi32(16 << 16 | 16);
     const __m512i none = _mm512_set1_epi32(0);
     const __m512i second = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 16 << 16 | 16, 16 << 16 | 16,
                                              16 << 16 | 16, 16 << 16 | 16, 16 << 16 | 16,
                                              16 << 16 | 16, 16 << 16 | 16, 16 << 16 | 16);
-    const uint8_t *unit = panel + s / l.steps * l.unit;
-    const uint8_t *step = unit + l.unit_head + s % l.steps * l.step;
-    struct scales scales;
-    float d[HALVES][VL], m[HALVES][VL];
-    uint32_t column[8 * VL] __attribute__((aligned(64)));
-    step_scales(f, unit, step, half, &scales);
-    for (size_t h = 0; h < HALVES; h++) {
-        vf_store(d[h], scales.d[h]);
-        if (f.min) vf_store(m[h], scales.m[h]);
-    }
-    if (f.bits == 4)
-        nibbles_turned(step + l.step_head + half * 4 * VL * 4, column);
-    else
-        bytes_turned(step + l.step_head + half * VL, column);
-    /* Else the compiler keeps them in registers and takes them apart by permutations. */
-    __asm__ volatile("" : : "r"(d), "r"(m), "r"(column) : "memory");
-#define VALUES(q, c, h) value(f, q, vf_set1(d[h][c]), f.min ? vf_set1(m[h][c]) : vf_set1(0.0f))
+#define VALUES(q, c, h)                                                                            \
+    value(f, q, vf_set1(x->d[h][c]), f.min ? vf_set1(x->m[h][c]) : vf_set1(0.0f))
     if (f.bits == 8) {
-#pragma GCC unroll 16
-        for (size_t c = 0; c < VL; c++) {
-            const uint8_t *q = (const uint8_t *)(column + c * 8);
+#pragma GCC unroll 4
+        for (size_t c = from; c < from + CODES_COLUMNS; c++) {
+            const uint8_t *q = (const uint8_t *)(x->column + c * 8);
             const vf a = VALUES(vf_from_i8(q), c, 0), b = VALUES(vf_from_i8(q + VL), c, 1);
             _mm512_storeu_si512(to + c * VL, (__m512i)_mm512_cvtne2ps_pbh(b, a));
         }
         return;
     }
     const vf of = meaning_of(f);
-#pragma GCC unroll 8
-    for (size_t c = 0; c < VL; c += 2) {
+#pragma GCC unroll 2
+    for (size_t c = from; c < from + CODES_COLUMNS; c += 2) {
         /* Tables of 32 words: of two columns or, of groups of 16, of a column's two. */
         const vf a = VALUES(of, c, 0), b = two_groups ? VALUES(of, c, 1) : VALUES(of, c + 1, 0);
         const __m512i table = (__m512i)_mm512_cvtne2ps_pbh(b, a);
         const __m512i other =
             two_groups ? (__m512i)_mm512_cvtne2ps_pbh(VALUES(of, c + 1, 1), VALUES(of, c + 1, 0))
                        : table;
-        const __m512i at0 = codes_spread(NIBBLES_AT(column, c), low, two_groups ? second : none);
+        const __m512i at0 = codes_spread(NIBBLES_AT(x->column, c), low, two_groups ? second : none);
         const __m512i at1 =
-            codes_spread(NIBBLES_AT(column, c + 1), low, two_groups ? second : high);
+            codes_spread(NIBBLES_AT(x->column, c + 1), low, two_groups ? second : high);
         _mm512_storeu_si512(to + c * VL, _mm512_permutexvar_epi16(at0, table));
         _mm512_storeu_si512(to + (c + 1) * VL, _mm512_permutexvar_epi16(at1, other));
     }

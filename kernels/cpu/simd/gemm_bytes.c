@@ -96,17 +96,13 @@ VF_INLINE void open_narrow(const struct codes_form f, const uint8_t *panel, size
     const struct kn_layout l = kn_layout(&f, NR);
     const __m256i low = _mm256_set1_epi8(15);
     for (size_t i = step0; i < step0 + n; i++, to++) {
-        const uint8_t *unit = panel + i / l.steps * l.unit;
-        const uint8_t *step = unit + l.unit_head + i % l.steps * l.step;
+        const struct kn_step at = kn_step_at(&l, i);
 #pragma GCC unroll 2
         for (size_t v = 0; v < NV; v++) {
-            struct scales s;
-            step_scales(f, unit, step, v, &s);
-            vf_store(to->d + v * VL, s.d[0]);
-            vf_store(to->m + v * VL, vf_fma(vf_set1(f.low), s.d[0], s.m[0]));
+            step_plain(f, panel, at, v, to->d + v * VL, to->m + v * VL);
 #pragma GCC unroll 4
             for (size_t w = 0; w < 4; w++) {
-                const words x = words_load(step + l.step_head + (v * 4 + w) * VL * 4);
+                const words x = words_load(panel + at.codes + (v * 4 + w) * VL * 4);
                 _mm256_store_si256((void *)to->q[w][v * VL], _mm256_and_si256(x, low));
                 _mm256_store_si256((void *)to->q[4 + w][v * VL],
                                    _mm256_and_si256(_mm256_srli_epi16(x, 4), low));

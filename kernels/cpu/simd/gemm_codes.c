@@ -15,72 +15,77 @@ enum {
     STEPS_AHEAD = 8, /* chosen: fetched while some 500 cycles are spent on one */
 };
 
-/* One step: the halves of two panels (one, one; one half) by one tile of rows (two, three; four),
- * into sums h * rows + r. x is the first tile of rows, the next is behind `stride` dwords. */
-VF_INLINE void codes_product(size_t n_rows, size_t n_halves, const uint32_t *w, const uint32_t *x,
-                             size_t stride)
+/* Of n tiles of rows: half h of a step by tile r is added to sum h * n + r. Then which tiles hold
+ * the two, and which of them are loaded first (w, x), as few as may be. */
+#define EACH_PRODUCT(X)                                                                            \
+    X(1, 0, 0, 0, 4, 7, w, x)                                                                      \
+    X(1, 1, 0, 1, 5, 7, w, )                                                                       \
+    X(1, 2, 0, 2, 4, 7, w, )                                                                       \
+    X(1, 3, 0, 3, 5, 7, w, )                                                                       \
+    X(2, 0, 0, 0, 4, 6, w, x)                                                                      \
+    X(2, 0, 1, 1, 4, 7, , x)                                                                       \
+    X(2, 1, 0, 2, 5, 6, w, )                                                                       \
+    X(2, 1, 1, 3, 5, 7, , )                                                                        \
+    X(3, 0, 0, 0, 6, 7, w, x)                                                                      \
+    X(3, 0, 1, 1, 6, 7, , x)                                                                       \
+    X(3, 0, 2, 2, 6, 7, , x)                                                                       \
+    X(3, 1, 0, 3, 6, 7, w, x)                                                                      \
+    X(3, 1, 1, 4, 6, 7, , x)                                                                       \
+    X(3, 1, 2, 5, 6, 7, , x)                                                                       \
+    X(4, 0, 0, 0, 4, 5, w, x)                                                                      \
+    X(4, 0, 1, 1, 4, 6, , x)                                                                       \
+    X(4, 0, 2, 2, 4, 7, , x)                                                                       \
+    X(4, 0, 3, 3, 4, 5, , x)
+#define LOAD_w(tile, other) _tile_loadd(tile, w, 64);
+#define LOAD_x(tile, other) _tile_loadd(other, x, 64);
+#define LOAD_(tile, other)
+VF_INLINE void codes_product(size_t n_rows, const size_t h, const size_t r, const uint32_t *w,
+                             const uint32_t *x)
 {
     amx_barrier();
-    if (n_rows == 1) {
-        _tile_loadd(7, x, 64);
-        _tile_loadd(4, w, 64);
-        _tile_dpbf16ps(0, 4, 7);
-        _tile_loadd(5, w + CELLS, 64);
-        _tile_dpbf16ps(1, 5, 7);
-        if (n_halves == 2) return;
-        _tile_loadd(4, w + 2 * CELLS, 64);
-        _tile_dpbf16ps(2, 4, 7);
-        _tile_loadd(5, w + 3 * CELLS, 64);
-        _tile_dpbf16ps(3, 5, 7);
-    } else if (n_rows == 2) {
-        _tile_loadd(6, x, 64);
-        _tile_loadd(7, x + stride, 64);
-        _tile_loadd(4, w, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(5, w + CELLS, 64);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-    } else if (n_rows == 3) { /* each tile of w is read once for two products, but at the ends */
-        _tile_loadd(7, x, 64);
-        _tile_loadd(6, w, 64);
-        _tile_dpbf16ps(0, 6, 7);
-        _tile_loadd(6, w + CELLS, 64);
-        _tile_dpbf16ps(3, 6, 7);
-        _tile_loadd(7, x + stride, 64);
-        _tile_dpbf16ps(4, 6, 7);
-        _tile_loadd(6, w, 64);
-        _tile_dpbf16ps(1, 6, 7);
-        _tile_loadd(7, x + 2 * stride, 64);
-        _tile_dpbf16ps(2, 6, 7);
-        _tile_loadd(6, w + CELLS, 64);
-        _tile_dpbf16ps(5, 6, 7);
-    } else {
-        _tile_loadd(4, w, 64);
-        _tile_loadd(5, x, 64);
-        _tile_dpbf16ps(0, 4, 5);
-        _tile_loadd(6, x + stride, 64);
-        _tile_dpbf16ps(1, 4, 6);
-        _tile_loadd(7, x + 2 * stride, 64);
-        _tile_dpbf16ps(2, 4, 7);
-        _tile_loadd(5, x + 3 * stride, 64);
-        _tile_dpbf16ps(3, 4, 5);
+#define PRODUCT(n, half, row, sum, at_w, at_x, load_w, load_x)                                     \
+    if (n_rows == n && h == half && r == row) {                                                    \
+        LOAD_##load_w(at_w, at_x) LOAD_##load_x(at_w, at_x);                                       \
+        _tile_dpbf16ps(sum, at_w, at_x);                                                           \
+    }
+    EACH_PRODUCT(PRODUCT)
+#undef PRODUCT
+}
+
+/* Half h of a step: of the step before (w) its products by all tiles of rows; x is the first of
+ * them, the next is behind `stride` dwords. */
+struct half_step {
+    const uint8_t *panel;
+    size_t half, step, n_rows, stride;
+    const uint32_t *w, *x;
+    uint32_t *to;
+};
+
+/* It is unpacked between these products. */
+VF_INLINE void codes_half_step(const struct codes_form f, const size_t h, const struct half_step a)
+{
+    struct codes_half codes;
+    codes_half_open(f, a.panel, a.half, a.step, &codes);
+#pragma GCC unroll 4
+    for (size_t i = 0; i < VL / CODES_COLUMNS; i++) {
+        if (a.step && i < a.n_rows) codes_product(a.n_rows, h, i, a.w, a.x + i * a.stride);
+        codes_columns(f, &codes, i * CODES_COLUMNS, a.to);
     }
 }
 
-/* All of k for the halves from `half` on, which are of one form: a step's codes are unpacked while
- * tiles multiply the one before. */
+/* All of k for the halves from `half` on, which are of one form. */
 VF_INLINE void codes_sum(const struct codes_form f, const struct kn_gemm_job *j, size_t half,
                          size_t n_halves)
 {
     const struct kn_layout l = kn_layout(&f, NR);
     uint32_t w[2][HALVES_MAX * CELLS] __attribute__((aligned(64)));
-    const size_t steps = j->k / CODES_STEP, stride = steps * CELLS;
-    const size_t n_rows = (j->m + AMX_ROWS - 1) / AMX_ROWS;
-    const size_t panel_bytes = steps / l.steps * l.unit;
+    const size_t steps = j->k / CODES_STEP, n_rows = (j->m + AMX_ROWS - 1) / AMX_ROWS;
+    const size_t panel_bytes = steps / l.steps * l.unit, stride = steps * CELLS;
     const uint32_t *x = j->columns;
-    for (size_t s = 0; s < steps; s++, x += CELLS) {
-        for (size_t h = 0; h < n_halves; h++) {
+    for (size_t s = 0; s < steps; s++, x += CELLS)
+#pragma GCC unroll 4
+        for (size_t h = 0; h < HALVES_MAX; h++) {
+            if (h == n_halves) break;
             const uint8_t *panel = j->coded->data + j->coded->panel[(half + h) / 2].at;
             /* Of the panels that come next, where these end. */
             const size_t skip =
@@ -88,11 +93,17 @@ VF_INLINE void codes_sum(const struct codes_form f, const struct kn_gemm_job *j,
             const uint8_t *next = panel + (s + STEPS_AHEAD) * l.unit / l.steps + skip;
             for (size_t i = 0; (half + h) % 2 == 0 && i < l.step; i += 64)
                 __builtin_prefetch(next + i);
-            codes_tile(f, panel, (half + h) % 2, s, w[s % 2] + h * CELLS);
+            codes_half_step(f, h,
+                            (struct half_step){panel, (half + h) % 2, s, n_rows, stride,
+                                               w[(s + 1) % 2] + h * CELLS, x - CELLS,
+                                               w[s % 2] + h * CELLS});
         }
-        if (s) codes_product(n_rows, n_halves, w[(s - 1) % 2], x - CELLS, stride);
-    }
-    codes_product(n_rows, n_halves, w[(steps - 1) % 2], x - CELLS, stride);
+#pragma GCC unroll 4
+    for (size_t h = 0; h < HALVES_MAX && h < n_halves; h++)
+#pragma GCC unroll 4
+        for (size_t r = 0; r < 4; r++)
+            if (r < n_rows)
+                codes_product(n_rows, h, r, w[(steps - 1) % 2] + h * CELLS, x - CELLS + r * stride);
 }
 
 static void codes_sums_of(const struct codes_form *f, const struct kn_gemm_job *j, size_t half,

@@ -227,17 +227,13 @@ VF_INLINE void open_steps(const struct codes_form f, const uint8_t *panel, size_
 {
     const struct kn_layout l = kn_layout(&f, NR);
     for (size_t i = step0; i < step0 + n; i++, to++) {
-        const uint8_t *unit = panel + i / l.steps * l.unit;
-        const uint8_t *step = unit + l.unit_head + i % l.steps * l.step;
+        const struct kn_step at = kn_step_at(&l, i);
 #pragma GCC unroll 2
         for (size_t v = 0; v < NV; v++) {
-            struct scales s;
-            step_scales(f, unit, step, v, &s);
-            vf_store(to->d + v * VL, s.d[0]);
-            vf_store(to->m + v * VL, vf_fma(vf_set1(f.low), s.d[0], s.m[0]));
+            step_plain(f, panel, at, v, to->d + v * VL, to->m + v * VL);
 #pragma GCC unroll 4
             for (size_t w = 0; w < 4; w++) {
-                const whole x = (whole)words_load(step + l.step_head + (v * 4 + w) * VL * 4);
+                const whole x = (whole)words_load(panel + at.codes + (v * 4 + w) * VL * 4);
 #pragma GCC unroll 4
                 for (int nibble = 0; nibble < 4; nibble++)
                     whole_store(to->q[nibble * 4 + (int)w] + v * VL, x >> 4 * nibble & 0x000f000f);

@@ -113,24 +113,22 @@ static int32_t rotate_row(const float *a, size_t k, float *to)
     return whole_top(top);
 }
 
-static uint32_t bits_of(float x)
-{
-    uint32_t u;
-    memcpy(&u, &x, sizeof u);
-    return u;
-}
-
-/* Rounds n values, whole steps; their sum. A loop that the compiler makes vectors of: adding
- * 1.5 * 2^23 leaves a whole number in the lower bits. */
+/* Rounds n values, whole steps; their sum. Adding 1.5 * 2^23 leaves a whole number in the lower
+ * bits. Four vectors become one, each lane a byte of each: an order within a step that weights
+ * have, too. */
 static int32_t round_row(const float *x, size_t n, float by, int8_t *q)
 {
     const whole ones = whole_set1(0x01010101);
     whole sum = whole_set1(0);
-    for (size_t at = 0; at < n; at += KN_INT8_STEP) {
-        for (size_t i = 0; i < KN_INT8_STEP; i++)
-            q[at + i] = (int8_t)bits_of(x[at + i] * by + 12582912.0f);
-        for (size_t i = 0; i < KN_INT8_STEP; i += 4 * VL)
-            sum = whole_dot(sum, ones, whole_load(q + at + i));
+    for (size_t at = 0; at < n; at += 4 * VL) {
+        whole byte[4];
+#pragma GCC unroll 4
+        for (size_t i = 0; i < 4; i++)
+            byte[i] = (whole)vf_fma(vf_load(x + at + i * VL), vf_set1(by), vf_set1(0x1.8p23f));
+        const whole lo = (byte[0] & 0xff) | (byte[1] & 0xff) << 8;
+        const whole four = lo | (byte[2] & 0xff) << 16 | byte[3] << 24;
+        memcpy(q + at, &four, sizeof four);
+        sum = whole_dot(sum, ones, four);
     }
     int32_t all = 0;
     for (int i = 0; i < VL; i++)
@@ -149,6 +147,61 @@ void NAME(int8_rows)(const float *a, size_t lda, size_t m, size_t k, float *room
         to->sum[r] =
             round_row(room, kn_int8_k(k), top > 0x1p-100f ? 127 / top : 0, to->q + r * to->stride);
         to->scale[r] = top / (127 * 8);
+    }
+}
+
+/* ---- to C ---- */
+
+/* Rows by a part of a panel's k, from k0 on, which is b. */
+struct tile {
+    size_t row, p, k0, kc;
+    unsigned R;
+    const uint8_t *b;
+    int32_t *sums; /* [R][NR]: they begin with k0 = 0, and go on behind it */
+};
+
+static void tile_end(const struct kn_gemm_job *j, const struct tile *t)
+{
+    for (size_t v = 0, at = t->p * NR; v < NR; v += VL, at += VL)
+        whole_add(j, t->row, t->R, at,
+                  (struct whole_sums){t->sums + v, j->rows->scale + t->row, j->int8->scale + at,
+                                      j->bias, j->accumulate});
+}
+
+/* Sums of a panel of gates and of its panel of the other half: rows [done, R) are still to pass. */
+struct gates {
+    const int32_t *gate, *up;
+    size_t row, p;
+    unsigned done, R, due; /* due: on tiles, at either place between a step's products */
+};
+
+/* Of R rows, so that all are done within so many steps. */
+static unsigned rows_due(unsigned R, size_t steps)
+{
+    return (unsigned)((R + 2 * steps - 1) / (2 * steps));
+}
+
+VF_INLINE void gates_row(const struct kn_gemm_job *j, size_t row, size_t at, const int32_t *sums,
+                         float *to)
+{
+    const vf by = vf_set1(j->rows->scale[row]);
+#pragma GCC unroll 2
+    for (size_t v = 0; v < NR; v += VL) {
+        const vf bias = j->bias ? vf_load(j->bias + at + v) : vf_set1(0);
+        const vf scale = vf_mul(by, vf_load(j->int8->scale + at + v));
+        vf_store(to + v, vf_fma(whole_vf(whole_load(sums + v)), scale, bias));
+    }
+}
+
+/* At most n rows more. */
+static void gates_pass(const struct kn_gemm_job *j, struct gates *g, unsigned n)
+{
+    float x[2][NR] __attribute__((aligned(64)));
+    for (; n && g->done < g->R; n--, g->done++) {
+        const size_t row = g->row + g->done, at = g->p * NR;
+        gates_row(j, row, at, g->gate + g->done * NR, x[0]);
+        gates_row(j, row, j->n / 2 + at, g->up + g->done * NR, x[1]);
+        j->glu(x[0], x[1], NR, (float *)j->gated + row * j->ldg + at);
     }
 }
 
@@ -183,47 +236,67 @@ VF_INLINE void tile_rows(const int R, const int8_t *a, size_t lda, const uint8_t
             whole_store(sums + r * NR + v * VL, acc[r][v]);
 }
 
-/* Rows [row, row + R) by values [k0, k0 + kc) of a panel, b. */
-typedef void (*sums_fn)(const struct kn_gemm_job *j, size_t row, unsigned R, const uint8_t *b,
-                        size_t k0, size_t kc, int32_t *sums);
+typedef void (*sums_fn)(const struct kn_gemm_job *j, const struct tile *t, struct gates *g);
 
 #define TILE_CASE(n)                                                                               \
     case n:                                                                                        \
-        tile_rows(n, a, lda, b, kc / 4, begin, sums);                                              \
+        tile_rows(n, a, lda, t->b, t->kc / 4, begin, t->sums);                                     \
         break;
-static void tile_sums(const struct kn_gemm_job *j, size_t row, unsigned R, const uint8_t *b,
-                      size_t k0, size_t kc, int32_t *sums)
+static void tile_sums(const struct kn_gemm_job *j, const struct tile *t, struct gates *g)
 {
     const size_t lda = j->rows->stride;
-    const int8_t *a = j->rows->q + row * lda + k0;
-    const int32_t *begin = k0 == 0 ? j->rows->sum + row : NULL;
-    switch (R) {
+    const int8_t *a = j->rows->q + t->row * lda + t->k0;
+    const int32_t *begin = t->k0 == 0 ? j->rows->sum + t->row : NULL;
+    gates_pass(j, g, g->R);
+    switch (t->R) {
         CASES(MR, TILE_CASE)
     }
 }
 
 #if KN_SIMD == 512
+/* Lines of C that a tile's sums will go to, not asked for yet: each row's are in another place, so
+ * the processor does not see them coming. */
+struct claim {
+    const float *c;
+    unsigned rows, due; /* left; between two products */
+};
+
+/* What is done between products of tiles. */
+VF_INLINE void between(const struct kn_gemm_job *j, struct claim *x, struct gates *g)
+{
+    for (unsigned n = x->due; n && x->rows; n--, x->rows--, x->c += j->ldc) {
+        __builtin_prefetch(x->c, 1);
+        __builtin_prefetch(x->c + VL, 1);
+    }
+    if (j->glu) gates_pass(j, g, g->due);
+}
+
 /* Two row tiles, or one. */
-static void amx_sums(const struct kn_gemm_job *j, size_t row, unsigned R, const uint8_t *b,
-                     size_t k0, size_t kc, int32_t *sums)
+static void amx_sums(const struct kn_gemm_job *j, const struct tile *t, struct gates *g)
 {
     enum { LDB = NR * 4 };
-    const size_t lda = j->rows->stride;
-    const int8_t *a = j->rows->q + row * lda + k0;
-    float *half[2] = {(float *)(void *)sums, (float *)(void *)(sums + AMX_ROWS * NR)};
-    const bool two = R > AMX_ROWS;
+    const size_t lda = j->rows->stride, steps = t->kc / KN_INT8_STEP;
+    const int8_t *a = j->rows->q + t->row * lda + t->k0;
+    const uint8_t *b = t->b;
+    float *half[2] = {(float *)(void *)t->sums, (float *)(void *)(t->sums + AMX_ROWS * NR)};
+    const bool two = t->R > AMX_ROWS, to_c = !j->glu && t->k0 + t->kc == j->int8->k;
+    struct claim claim = {j->c + t->row * j->ldc + t->p * NR, to_c ? t->R : 0,
+                          rows_due(t->R, steps)};
     for (int h = 0; h <= two; h++)
-        amx_load(h, k0 ? half[h] : NULL, NR);
-    for (size_t k = 0; k < kc; k += KN_INT8_STEP, a += KN_INT8_STEP, b += KN_INT8_STEP * NR) {
+        amx_load(h, t->k0 ? half[h] : NULL, NR);
+    for (size_t i = 0; i < steps; i++, a += KN_INT8_STEP, b += KN_INT8_STEP * NR) {
         _tile_loadd(6, b, LDB);
         _tile_loadd(7, b + 4 * VL, LDB);
         _tile_stream_loadd(4, a, lda);
         _tile_dpbssd(0, 4, 6);
+        between(j, &claim, g);
         _tile_dpbssd(1, 4, 7);
-        if (!two) continue;
-        _tile_stream_loadd(5, a + AMX_ROWS * lda, lda);
-        _tile_dpbssd(2, 5, 6);
-        _tile_dpbssd(3, 5, 7);
+        if (two) {
+            _tile_stream_loadd(5, a + AMX_ROWS * lda, lda);
+            _tile_dpbssd(2, 5, 6);
+        }
+        between(j, &claim, g);
+        if (two) _tile_dpbssd(3, 5, 7);
     }
     for (int h = 0; h <= two; h++)
         amx_store(h, half[h], NR);
@@ -231,56 +304,72 @@ static void amx_sums(const struct kn_gemm_job *j, size_t row, unsigned R, const 
 }
 #endif
 
-/* ---- to C ---- */
-
-/* Columns [at, at + VL), or as many as there are, of R rows. */
-VF_INLINE void add_columns(const struct kn_gemm_job *j, size_t row, unsigned R, size_t at,
-                           const int32_t *sums)
-{
-    whole_add(j, row, R, at,
-              (struct whole_sums){sums, j->rows->scale + row, j->int8->scale + at, j->bias,
-                                  j->accumulate});
-}
-
 /* ---- blocks ---- */
 
 /* What is multiplied at a time: rows [row0, row1) by a part of k, panels that share it. */
 struct part {
     size_t row0, row1, p0, p1, k0, kc;
-    int32_t *sums; /* [panels][tiles][rows of one][NR] */
+    size_t high, n; /* rows of a tile; tiles so far */
+    int32_t *sums;  /* [panels][tiles][high][NR] */
+    struct gates gates;
 };
 
-/* How tiles are gone through: their height, equal or as high as may be; rows by rows or by
- * panels. */
+/* How tiles are gone through: their height, equal or as high as may be; how many panels every tile
+ * of rows goes by before the next one, 0: all of the part. */
 struct way {
-    size_t tile_m;
-    bool even, by_rows;
+    size_t tile_m, side;
+    bool even;
     sums_fn sums;
 };
 
-VF_INLINE void one_tile(const struct kn_gemm_job *j, const struct part *x, size_t row, unsigned R,
-                        size_t p, int32_t *sums, const sums_fn sums_of)
+/* Gates and the other half take turns. */
+static size_t panel_of(const struct kn_gemm_job *j, size_t i)
 {
-    const size_t k = j->int8->k;
-    sums_of(j, row, R, j->int8->panel + (p * k + x->k0) * NR, x->k0, x->kc, sums);
-    if (x->k0 + x->kc < k) return;
-    for (size_t v = 0; v < NV; v++)
-        add_columns(j, row, R, p * NR + v * VL, sums + v * VL);
+    return j->glu ? i / 2 + i % 2 * (j->n / 2 / NR) : i;
 }
 
-VF_INLINE int one_part(const struct kn_gemm_job *j, const struct part *x, const struct way w)
+/* A tile of rows by panel x->p0 + i, its sums in this room; of the panel before in that one. */
+VF_INLINE void one_tile(const struct kn_gemm_job *j, struct part *x, size_t row, size_t i,
+                        size_t room, size_t before, const sums_fn sums_of)
+{
+    const size_t k = j->int8->k, p = panel_of(j, x->p0 + i), cells = x->high * NR;
+    const size_t left = x->row1 - row, steps = x->kc / KN_INT8_STEP;
+    const struct tile t = {.row = row,
+                           .p = p,
+                           .k0 = x->k0,
+                           .kc = x->kc,
+                           .R = (unsigned)(left < x->high ? left : x->high),
+                           .b = j->int8->panel + (p * k + x->k0) * NR,
+                           .sums = x->sums + room * cells};
+    sums_of(j, &t, &x->gates);
+    if (x->k0 + x->kc < k) return;
+    if (!j->glu)
+        tile_end(j, &t);
+    else if (i % 2)
+        x->gates = (struct gates){.gate = x->sums + before * cells,
+                                  .up = t.sums,
+                                  .row = row,
+                                  .p = p - j->n / 2 / NR,
+                                  .R = t.R,
+                                  .due = rows_due(t.R, x->kc < k ? steps : 2 * steps)};
+}
+
+/* Sums of a part of k wait for the next part; gates for their other half and two tiles more. */
+VF_INLINE int one_part(const struct kn_gemm_job *j, struct part *x, const struct way w)
 {
     const size_t m = x->row1 - x->row0, n_tiles = (m + w.tile_m - 1) / w.tile_m;
-    const size_t high = w.even ? (m + n_tiles - 1) / n_tiles : w.tile_m;
-    const size_t n_panels = x->p1 - x->p0, k = j->int8->k;
-    for (size_t i = 0; i < n_tiles * n_panels; i++) {
-        const size_t tile = w.by_rows ? i / n_panels : i % n_tiles;
-        const size_t panel = w.by_rows ? i % n_panels : i / n_tiles;
-        const size_t row = x->row0 + tile * high, left = x->row1 - row;
-        if (kn_cancelled(j->cancel)) return -ECANCELED;
-        one_tile(j, x, row, (unsigned)(left < high ? left : high), x->p0 + panel,
-                 x->sums + (x->kc < k ? panel * n_tiles + tile : i % 2) * high * NR, w.sums);
-    }
+    const size_t n_panels = x->p1 - x->p0, side = w.side ? w.side : n_panels;
+    const size_t rooms = j->glu ? 4 : 2;
+    const bool parts = x->kc < j->int8->k;
+    x->high = w.even ? (m + n_tiles - 1) / n_tiles : w.tile_m;
+    for (size_t first = 0; first < n_panels; first += side)
+        for (size_t tile = 0; tile < n_tiles; tile++)
+            for (size_t i = first; i < first + side; i++, x->n++) {
+                const size_t room = parts ? i * n_tiles + tile : x->n % rooms;
+                const size_t before = parts ? room - n_tiles : (x->n - 1) % rooms;
+                if (kn_cancelled(j->cancel)) return -ECANCELED;
+                one_tile(j, x, x->row0 + tile * x->high, i, room, before, w.sums);
+            }
     return 0;
 }
 
@@ -293,7 +382,7 @@ VF_INLINE int int8_gemm(const struct kn_gemm_job *j, size_t panel0, size_t panel
     static_assert((MC + MR_MOST) * NR * NP * sizeof *x.sums <= KN_GEMM_BLOCK, "room for sums");
     for (x.row0 = 0; x.row0 < j->m; x.row0 = x.row1) {
         x.row1 = j->m - x.row0 < MC ? j->m : x.row0 + MC;
-        const size_t np = w.by_rows || (x.row1 - x.row0) * k > A_BYTES ? NP : 1;
+        const size_t np = w.side == 0 || (x.row1 - x.row0) * k > A_BYTES ? NP : w.side;
         for (x.p0 = panel0; x.p0 < panel1; x.p0 = x.p1) {
             x.p1 = panel1 - x.p0 < np ? panel1 : x.p0 + np;
             for (x.k0 = 0; x.k0 < k; x.k0 += x.kc) {
@@ -303,19 +392,21 @@ VF_INLINE int int8_gemm(const struct kn_gemm_job *j, size_t panel0, size_t panel
             }
         }
     }
+    gates_pass(j, &x.gates, x.gates.R);
     return 0;
 }
 
 int NAME(gemm_int8)(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
 {
-    return int8_gemm(j, panel0, panel1, (struct way){MR, true, true, tile_sums});
+    return int8_gemm(j, panel0, panel1, (struct way){MR, 0, true, tile_sums});
 }
 
 #if KN_SIMD == 512
 int kn_gemm_int8_amx(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
 {
     amx_open();
-    int r = int8_gemm(j, panel0, panel1, (struct way){2 * AMX_ROWS, false, false, amx_sums});
+    int r =
+        int8_gemm(j, panel0, panel1, (struct way){2 * AMX_ROWS, j->glu ? 2 : 1, false, amx_sums});
     _tile_release();
     return r;
 }

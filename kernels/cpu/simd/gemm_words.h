@@ -6,13 +6,12 @@
  * all of them; their sums wait side by side, because in C rows are often a power of two apart and
  * share few sets of the cache. Unpacking is no work for the tiles, and unpacking a block before its
  * products keeps them waiting. So while rows go by one piece, the next one is unpacked part by
- * part: with 256 rows one part for each step of the tiles, behind which its instructions hide. Sums
- * are the chains of gemm_amx.h.
+ * part: with 256 rows one part for each step of the tiles, between its products, since the
+ * processor looks ahead not much more than one step. Sums are the chains of gemm_amx.h.
  *
  * Where half of the columns are gates (kn_gated()), a panel of them and its panel of the other half
- * are such neighbours: all rows go by the one, then by the other, and the sums of 32 rows of both
- * become what passes, rounded to pairs, behind the products of the next 32. They never leave L2,
- * and nothing is read or rounded again. Thread: any. */
+ * are such neighbours: all rows go by the one, then by the other, and the sums of both become what
+ * passes, rounded to pairs, between the products of the next two. Thread: any. */
 #ifndef KERNELS_CPU_SIMD_GEMM_WORDS_H
 #define KERNELS_CPU_SIMD_GEMM_WORDS_H
 
@@ -22,20 +21,20 @@ enum {
     WORDS_KC = 288,          /* units of a piece at most; chosen: 36 of 48 KiB of an L1 */
     WORDS_A_BYTES = 1 << 20, /* of rows; chosen: half of an L2 */
     WORDS_SUMS = 2 * AMX_ROWS * TILE_NR,
-    WORDS_PASS = 2, /* rows of gates for each step; chosen: 32 are done within 18 steps of k 576 */
+    WORDS_PASS = 1, /* rows of gates in a step; chosen: 256 within the 288 steps of k 576 */
 };
 
-/* Which panels share a part of k, how many units that has, and where their sums wait. */
+/* How many panels share a part of k and how many units that has; where sums wait. */
 struct words_plan {
-    size_t panel0, panel1, panels, units, kc, n_pairs;
-    float *sums; /* [panels][n_pairs][2 * AMX_ROWS][TILE_NR] */
+    size_t panel0, panel1, panels, rooms, units, kc, n_pairs;
+    float *sums; /* [rooms][n_pairs][2 * AMX_ROWS][TILE_NR] */
 };
 
-/* Sums of gates and of their panel of the other half, which become pairs row by row. */
+/* Sums of a panel of gates and of its panel of the other half: rows [done, end) are to pass. */
 struct words_gate {
     float *gate; /* and what passes */
     const float *up;
-    elem *to; /* rows [done, end) of them are to be done */
+    elem *to;
     size_t done, end;
 };
 
@@ -48,12 +47,17 @@ static size_t words_panel(const struct kn_gemm_job *j, size_t i)
 /* At most n rows more. */
 static void words_pass(const struct kn_gemm_job *j, struct words_gate *g, size_t n)
 {
-    const size_t lda = kn_pairs_stride(j->n / 2);
     for (; n && g->done < g->end; n--, g->done++) {
         float *x = g->gate + g->done * TILE_NR;
         j->glu(x, g->up + g->done * TILE_NR, TILE_NR, x);
-        _mm512_storeu_si512(g->to + g->done * lda, bf16_row(x));
+        _mm512_storeu_si512(g->to + g->done * j->ldg, bf16_row(x));
     }
+}
+
+/* Of 32 rows by the panel that is counted i. */
+static float *words_sums(const struct words_plan *x, size_t i, size_t pair)
+{
+    return x->sums + ((i - x->panel0) % x->rooms * x->n_pairs + pair) * WORDS_SUMS;
 }
 
 static struct words_plan words_plan(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
@@ -61,14 +65,14 @@ static struct words_plan words_plan(const struct kn_gemm_job *j, size_t panel0, 
     struct words_plan x = {.panel0 = panel0, .panel1 = panel1, .panels = 1};
     x.units = (j->k + TILE_UNIT - 1) / TILE_UNIT;
     x.n_pairs = (j->m + 2 * AMX_ROWS - 1) / (2 * AMX_ROWS);
-    const size_t steps = (x.units + AMX_UNITS - 1) / AMX_UNITS;
     const size_t n = (x.units + WORDS_KC - 1) / WORDS_KC;
-    x.kc = (steps + n - 1) / n * AMX_UNITS;
+    x.kc = ((x.units + AMX_UNITS - 1) / AMX_UNITS + n - 1) / n * AMX_UNITS;
     const size_t pieces = (size_t)2 * WORDS_KC * TILE_NR * sizeof(elem);
     x.sums = (float *)(void *)((char *)j->block + pieces);
     if (j->m * j->k * sizeof(elem) / 2 > WORDS_A_BYTES)
         x.panels = (KN_GEMM_BLOCK - pieces) / (x.n_pairs * WORDS_SUMS * sizeof(float));
-    if (j->glu) x.panels = x.panels == 1 ? 2 : x.panels / 2 * 2;
+    if (j->glu) x.panels = x.panels == 1 ? 2 : x.panels / 4 * 2;
+    x.rooms = j->glu ? 2 * x.panels : x.panels;
     return x;
 }
 
@@ -127,8 +131,7 @@ static void words_rows(const struct kn_gemm_job *j, const struct words_plan *x, 
     const size_t R = j->m - row < 2 * AMX_ROWS ? j->m - row : 2 * AMX_ROWS;
     const size_t lda = kn_pairs_stride(j->k), line = lda * sizeof(elem);
     const elem *a = (const elem *)j->pairs + row * lda + w->k0, *b = w->b;
-    float *sums =
-        x->sums + ((w->i - x->panel0) % x->panels * x->n_pairs + pair) * (size_t)WORDS_SUMS;
+    float *sums = words_sums(x, w->i, pair);
     const size_t steps = words_steps(w), all = x->n_pairs * steps;
     const bool two = R > AMX_ROWS;
     const struct amx_part t[2] = {{row, two ? AMX_ROWS : R, w->p},
@@ -140,32 +143,37 @@ static void words_rows(const struct kn_gemm_job *j, const struct words_plan *x, 
             amx_load(h, sums + h * AMX_ROWS * TILE_NR, TILE_NR);
     const bool last = w->k0 + w->kc == x->units, claim = last && !j->glu && !j->accumulate;
     for (size_t i = 0; i < steps; i++, a += AMX_UNITS, b += AMX_UNITS * TILE_NR) {
-        if (claim) words_claim(j, t, R, i, steps);
         _tile_loadd(6, b, AMX_LDB);
         _tile_loadd(7, b + VL, AMX_LDB);
         _tile_stream_loadd(4, a, line);
         _tile_dpbf16ps(0, 4, 6);
+        if (claim) words_claim(j, t, R, i, steps);
         _tile_dpbf16ps(1, 4, 7);
+        for (o->due += o->next.all; o->due >= all; o->due -= all)
+            words_part(j, &o->next);
         if (two) {
             _tile_stream_loadd(5, a + AMX_ROWS * lda, line);
             _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
         }
-        for (o->due += o->next.all; o->due >= all; o->due -= all)
-            words_part(j, &o->next);
         words_pass(j, &o->gate, WORDS_PASS);
+        if (two) _tile_dpbf16ps(3, 5, 7);
     }
-    words_pass(j, &o->gate, AMX_ROWS * 2);
     for (int h = 0; h <= two; h++)
         if (last && !j->glu)
             amx_end(j, h, &t[h]);
         else
             amx_store(h, sums + h * AMX_ROWS * TILE_NR, TILE_NR);
-    if (!last || !j->glu || w->i % 2 == 0) return;
-    elem *to =
-        (elem *)j->gated + row * kn_pairs_stride(j->n / 2) + w->i / 2 * (TILE_NR / TILE_UNIT);
-    const size_t n = (two ? 2 : 1) * AMX_ROWS;
-    o->gate = (struct words_gate){sums - x->n_pairs * WORDS_SUMS, sums, to, 0, n};
+}
+
+/* All rows are summed of a panel of gates and of its other half, w. */
+static void words_gates(const struct kn_gemm_job *j, const struct words_plan *x,
+                        const struct words_piece *w, struct words_gate *g)
+{
+    words_pass(j, g, g->end);
+    *g = (struct words_gate){.gate = words_sums(x, w->i - 1, 0),
+                             .up = words_sums(x, w->i, 0),
+                             .to = (elem *)j->gated + w->i / 2 * (TILE_NR / TILE_UNIT),
+                             .end = (j->m + AMX_ROWS - 1) / AMX_ROWS * AMX_ROWS};
 }
 
 static int words_gemm(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
@@ -177,15 +185,15 @@ static int words_gemm(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
     struct words_behind o = {0};
     while (j->coded && w.done < w.all)
         words_part(j, &w);
-    for (size_t i = 1; w.i < panel1; i++, w = o.next) {
-        o.due = 0;
+    for (size_t i = 1; w.i < panel1; i++, w = o.next, o.due = 0) {
         o.next = words_follow(j, &x, &w, to[i % 2]);
         for (size_t pair = 0; pair < x.n_pairs; pair++) {
             if (kn_cancelled(j->cancel)) return -ECANCELED;
             words_rows(j, &x, pair, &w, &o);
         }
+        if (j->glu && w.i % 2 && w.k0 + w.kc == x.units) words_gates(j, &x, &w, &o.gate);
     }
-    words_pass(j, &o.gate, AMX_ROWS * 2);
+    words_pass(j, &o.gate, o.gate.end);
     return 0;
 }
 

@@ -17,10 +17,9 @@ struct words_piece {
     elem *to;            /* where they are unpacked to, or copied */
     size_t all, done;    /* parts */
     /* Of 4 bits: */
-    struct words_step {
-        const uint8_t *unit, *step, *codes;
-        elem *to;
-    } at;
+    const uint8_t *codes; /* the panel's, and the step of it that is unpacked */
+    struct kn_step at;
+    elem *step;      /* to here */
     struct scales s; /* of the vector at hand */
     meaning of;
 };
@@ -38,21 +37,11 @@ static void words_unpack(const struct kn_gemm_job *j, const struct words_piece *
     memset(to + n * TILE_NR, 0, (AMX_UNITS - n) * TILE_NR * sizeof *to);
 }
 
-/* Where step i of a panel is. */
-static struct words_step words_step(const struct kn_gemm_job *j, const struct kn_panel *panel,
-                                    size_t i, elem *to)
-{
-    const struct kn_layout l = kn_layout(&panel->form, NR);
-    const uint8_t *unit = j->coded->data + panel->at + i / l.steps * l.unit;
-    const uint8_t *step = unit + l.unit_head + i % l.steps * l.step;
-    return (struct words_step){unit, step, step + l.step_head, to};
-}
-
 /* Word `word` of the columns of vector v: a pair of each quarter of a step. */
 VF_INLINE void words_word(const struct words_piece *w, size_t v, size_t word)
 {
-    const words x = words_load(w->at.codes + (v * 4 + word) * VL * 4);
-    elem *to = w->at.to + word * TILE_NR + v * VL;
+    const words x = words_load(w->codes + w->at.codes + (v * 4 + word) * VL * 4);
+    elem *to = w->step + word * TILE_NR + v * VL;
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
         const vf d = w->s.d[j / 2], m = w->s.m[j / 2];
@@ -86,12 +75,15 @@ static void words_part(const struct kn_gemm_job *j, struct words_piece *w)
             words_unpack(j, w, panel, unit, to);
             return;
         }
-        w->at = words_step(j, panel, (w->k0 + unit) * TILE_UNIT / CODES_STEP, to);
+        const struct kn_layout l = kn_layout(&f, NR);
+        w->codes = j->coded->data + panel->at;
+        w->at = kn_step_at(&l, (w->k0 + unit) * TILE_UNIT / CODES_STEP);
+        w->step = to;
         w->of = meaning_of(f);
     }
     if (f.bits != 4) return;
     if (part % 4 == 0) {
-        step_scales(f, w->at.unit, w->at.step, part / 4, &w->s);
+        step_scales(f, w->codes, w->at, part / 4, &w->s);
         if (!f.min) w->s.m[0] = w->s.m[1] = vf_set1(-0.0f); /* added, it changes no product */
     }
     words_word(w, part / 4, part % 4);
