@@ -47,6 +47,20 @@ static inline void amx_open(void)
     _tile_loadconfig(&c);
 }
 
+/* Lines of C that a panel's sums will go to, not asked for yet: each row's are in another place, so
+ * the processor does not see them coming. */
+struct amx_claim {
+    const float *c;
+    size_t ldc, rows, due; /* rows: left; due: at a time */
+};
+static inline void amx_claim(struct amx_claim *x)
+{
+    for (size_t n = x->due; n && x->rows; n--, x->rows--, x->c += x->ldc) {
+        __builtin_prefetch(x->c, 1);
+        __builtin_prefetch(x->c + VL, 1);
+    }
+}
+
 /* Sums of 16 rows by two vectors: half 0 is tiles 0 and 1, half 1 is 2 and 3. NULL: zeros. */
 static inline void amx_load(int half, const float *c, size_t ldc)
 {

@@ -14,6 +14,12 @@
 
 enum { NV = 2, NR = NV * VL, HALVES = 2 };
 
+/* Of n columns, half of which are gates: the panel that is counted i where both take turns. */
+VF_INLINE size_t gated_panel(size_t n, size_t i)
+{
+    return i / 2 + i % 2 * (n / 2 / NR);
+}
+
 struct scales { /* of a vector of columns: of a step's first and second 16 values */
     vf d[HALVES], m[HALVES];
 };

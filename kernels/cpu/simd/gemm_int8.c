@@ -254,20 +254,10 @@ static void tile_sums(const struct kn_gemm_job *j, const struct tile *t, struct 
 }
 
 #if KN_SIMD == 512
-/* Lines of C that a tile's sums will go to, not asked for yet: each row's are in another place, so
- * the processor does not see them coming. */
-struct claim {
-    const float *c;
-    unsigned rows, due; /* left; between two products */
-};
-
 /* What is done between products of tiles. */
-VF_INLINE void between(const struct kn_gemm_job *j, struct claim *x, struct gates *g)
+VF_INLINE void between(const struct kn_gemm_job *j, struct amx_claim *x, struct gates *g)
 {
-    for (unsigned n = x->due; n && x->rows; n--, x->rows--, x->c += j->ldc) {
-        __builtin_prefetch(x->c, 1);
-        __builtin_prefetch(x->c + VL, 1);
-    }
+    amx_claim(x);
     if (j->glu) gates_pass(j, g, g->due);
 }
 
@@ -280,8 +270,8 @@ static void amx_sums(const struct kn_gemm_job *j, const struct tile *t, struct g
     const uint8_t *b = t->b;
     float *half[2] = {(float *)(void *)t->sums, (float *)(void *)(t->sums + AMX_ROWS * NR)};
     const bool two = t->R > AMX_ROWS, to_c = !j->glu && t->k0 + t->kc == j->int8->k;
-    struct claim claim = {j->c + t->row * j->ldc + t->p * NR, to_c ? t->R : 0,
-                          rows_due(t->R, steps)};
+    struct amx_claim claim = {j->c + t->row * j->ldc + t->p * NR, j->ldc, to_c ? t->R : 0,
+                              rows_due(t->R, steps)};
     for (int h = 0; h <= two; h++)
         amx_load(h, t->k0 ? half[h] : NULL, NR);
     for (size_t i = 0; i < steps; i++, a += KN_INT8_STEP, b += KN_INT8_STEP * NR) {
@@ -322,17 +312,12 @@ struct way {
     sums_fn sums;
 };
 
-/* Gates and the other half take turns. */
-static size_t panel_of(const struct kn_gemm_job *j, size_t i)
-{
-    return j->glu ? i / 2 + i % 2 * (j->n / 2 / NR) : i;
-}
-
 /* A tile of rows by panel x->p0 + i, its sums in this room; of the panel before in that one. */
 VF_INLINE void one_tile(const struct kn_gemm_job *j, struct part *x, size_t row, size_t i,
                         size_t room, size_t before, const sums_fn sums_of)
 {
-    const size_t k = j->int8->k, p = panel_of(j, x->p0 + i), cells = x->high * NR;
+    const size_t k = j->int8->k, cells = x->high * NR;
+    const size_t p = j->glu ? gated_panel(j->n, x->p0 + i) : x->p0 + i;
     const size_t left = x->row1 - row, steps = x->kc / KN_INT8_STEP;
     const struct tile t = {.row = row,
                            .p = p,

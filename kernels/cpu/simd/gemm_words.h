@@ -38,12 +38,6 @@ struct words_gate {
     size_t done, end;
 };
 
-/* Gates and the other half take turns. */
-static size_t words_panel(const struct kn_gemm_job *j, size_t i)
-{
-    return j->glu ? i / 2 + i % 2 * (j->n / 2 / TILE_NR) : i;
-}
-
 /* At most n rows more. */
 static void words_pass(const struct kn_gemm_job *j, struct words_gate *g, size_t n)
 {
@@ -79,7 +73,8 @@ static struct words_plan words_plan(const struct kn_gemm_job *j, size_t panel0, 
 static struct words_piece words_begin(const struct kn_gemm_job *j, const struct words_plan *x,
                                       size_t i, size_t k0, elem *to)
 {
-    const size_t left = x->units - k0, p = words_panel(j, i), kc = left < x->kc ? left : x->kc;
+    const size_t left = x->units - k0, kc = left < x->kc ? left : x->kc;
+    const size_t p = j->glu ? gated_panel(j->n, i) : i;
     struct words_piece w = {.i = i, .p = p, .k0 = k0, .kc = kc, .b = to, .to = to};
     w.all = words_steps(&w) * WORDS_PARTS;
     if (j->coded) return w;
@@ -106,26 +101,17 @@ static struct words_piece words_follow(const struct kn_gemm_job *j, const struct
     return i < x->panel1 ? words_begin(j, x, i, k0, to) : (struct words_piece){.i = i};
 }
 
-/* What happens behind the products: of the next piece what is to be unpacked by now, counted in
+/* What happens between products: of the next piece what is to be unpacked by now, counted in
  * shares of the tiles' steps that there are in all; and gates. */
-struct words_behind {
+struct words_between {
     struct words_piece next;
     size_t due;
     struct words_gate gate;
 };
 
-/* Of the lines that R rows' sums will be stored to those for this step: each is in another row, so
- * the processor does not see them coming. */
-static void words_claim(const struct kn_gemm_job *j, const struct amx_part *t, size_t R,
-                        size_t step, size_t steps)
-{
-    for (size_t i = 2 * R * step / steps; i < 2 * R * (step + 1) / steps; i++)
-        __builtin_prefetch(j->c + (t->row + i / 2) * j->ldc + t->p * TILE_NR + i % 2 * VL, 1);
-}
-
 /* Two row tiles (or one) by a piece. */
 static void words_rows(const struct kn_gemm_job *j, const struct words_plan *x, size_t pair,
-                       const struct words_piece *w, struct words_behind *o)
+                       const struct words_piece *w, struct words_between *o)
 {
     const size_t row = pair * 2 * AMX_ROWS;
     const size_t R = j->m - row < 2 * AMX_ROWS ? j->m - row : 2 * AMX_ROWS;
@@ -141,13 +127,15 @@ static void words_rows(const struct kn_gemm_job *j, const struct words_plan *x, 
             amx_begin(j, h, &t[h]);
         else
             amx_load(h, sums + h * AMX_ROWS * TILE_NR, TILE_NR);
-    const bool last = w->k0 + w->kc == x->units, claim = last && !j->glu && !j->accumulate;
+    const bool last = w->k0 + w->kc == x->units, anew = last && !j->glu && !j->accumulate;
+    struct amx_claim claim = {j->c + row * j->ldc + w->p * TILE_NR, j->ldc, anew ? R : 0,
+                              (R + steps - 1) / steps};
     for (size_t i = 0; i < steps; i++, a += AMX_UNITS, b += AMX_UNITS * TILE_NR) {
         _tile_loadd(6, b, AMX_LDB);
         _tile_loadd(7, b + VL, AMX_LDB);
         _tile_stream_loadd(4, a, line);
         _tile_dpbf16ps(0, 4, 6);
-        if (claim) words_claim(j, t, R, i, steps);
+        amx_claim(&claim);
         _tile_dpbf16ps(1, 4, 7);
         for (o->due += o->next.all; o->due >= all; o->due -= all)
             words_part(j, &o->next);
@@ -182,7 +170,7 @@ static int words_gemm(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
     elem *to[2] = {j->block, (elem *)j->block + WORDS_KC * TILE_NR};
     if (panel0 == panel1) return 0;
     struct words_piece w = words_begin(j, &x, panel0, 0, to[0]);
-    struct words_behind o = {0};
+    struct words_between o = {0};
     while (j->coded && w.done < w.all)
         words_part(j, &w);
     for (size_t i = 1; w.i < panel1; i++, w = o.next, o.due = 0) {

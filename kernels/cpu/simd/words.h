@@ -12,7 +12,7 @@ enum { WORDS_PARTS = 8 }; /* of a step */
 
 /* Units [k0, k0 + kc) of panel p. */
 struct words_piece {
-    size_t i, p, k0, kc; /* i: counts the panels in their order, see words_panel() */
+    size_t i, p, k0, kc; /* i: counts the panels in their order, see gated_panel() */
     const elem *b;       /* with zeros up to a whole step */
     elem *to;            /* where they are unpacked to, or copied */
     size_t all, done;    /* parts */

@@ -142,7 +142,7 @@ TEST(f32_is_three_operations)
 TEST(int8_is_three_operations)
 {
     for (int act = 0; act < 2; act++)
-        check((struct kind){"own-int8", act ? 80 : 96, 96, .act = act, .biases = act});
+        check((struct kind){"own-int8", act ? 80 : 96, 160, .act = act, .biases = act});
 }
 
 TEST(int8_of_widths_that_are_no_panels)
