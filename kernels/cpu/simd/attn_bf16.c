@@ -34,7 +34,8 @@ enum {
     KEY_TILES = P / AMX_COLS,
     KEY_PAIRS = P / 2,
     DIM_TILES = 4, /* that are summed at once, as many as key tiles */
-    VR = 4,        /* rows of a pass by vectors: with four tiles' columns sixteen chains */
+    KEY_STEPS = KEY_PAIRS / AMX_UNITS,
+    VR = 4, /* rows of a pass by vectors: with four tiles' columns sixteen chains */
 };
 
 /* Chosen, log2 units: rare behind a row's first keys, and sums stay far from what f32 holds. */
@@ -140,19 +141,19 @@ static uint16_t bf16_of(float x)
     return (uint16_t)_mm_cvtsi128_si32((__m128i)_mm_cvtneps_pbh(_mm_set_ss(x)));
 }
 
-/* n floats as pairs, a zero behind an odd one. */
-static void round_pairs(const float *x, size_t n, pair *out)
+/* n floats, scaled, as pairs, a zero behind an odd one. */
+static void round_pairs(const float *x, float scale, size_t n, pair *out)
 {
-    for (size_t i = 0; i < n; i += 2 * VL) {
-        const size_t left = n - i;
-        const vf lo = left < VL ? vf_loadn(x + i, left) : vf_load(x + i);
-        const vf hi = left >= 2 * VL ? vf_load(x + i + VL)
-                      : left > VL    ? vf_loadn(x + i + VL, left - VL)
-                                     : vf_set1(0.0f);
-        const __m512i v = (__m512i)_mm512_cvtne2ps_pbh(hi, lo);
-        const size_t n_pairs = left >= 2 * VL ? VL : (left + 1) / 2;
-        _mm512_mask_storeu_epi32(out + i / 2, (__mmask16)((1u << n_pairs) - 1u), v);
+    const vf by = vf_set1(scale);
+    for (; n >= 2 * VL; n -= 2 * VL, x += 2 * VL, out += VL) {
+        const vf lo = vf_mul(vf_load(x), by), hi = vf_mul(vf_load(x + VL), by);
+        _mm512_storeu_si512(out, (__m512i)_mm512_cvtne2ps_pbh(hi, lo));
     }
+    if (n == 0) return;
+    const vf lo = vf_mul(n < VL ? vf_loadn(x, n) : vf_load(x), by);
+    const vf hi = n > VL ? vf_mul(vf_loadn(x + VL, n - VL), by) : vf_set1(0.0f);
+    _mm512_mask_storeu_epi32(out, (__mmask16)((1u << (n + 1) / 2) - 1u),
+                             (__m512i)_mm512_cvtne2ps_pbh(hi, lo));
 }
 
 /* ---- pages ---- */
@@ -173,7 +174,7 @@ static void put_k(pair *page, size_t K, size_t slot, const float *k)
     pair row[VL];
     for (size_t u = 0; u < K / 2; u += VL) {
         const size_t n = K / 2 - u < VL ? K / 2 - u : VL;
-        round_pairs(k + 2 * u, 2 * n, row);
+        round_pairs(k + 2 * u, 1, 2 * n, row);
         for (size_t i = 0; i < n; i++)
             to[(u + i) * AMX_COLS] = row[i];
     }
@@ -258,20 +259,13 @@ static int put_kv(const struct kn_kv *kv, void *layer, size_t slot, size_t n, co
 static void chunk_pack(struct chunk *c)
 {
     const struct kn_attn_args *a = c->a;
-    const float scale = a->scale * LOG2_E;
-    const size_t rows = c->n * c->group, all = round_up(rows, R);
-    memset(c->q, 0, all * c->units * sizeof *c->q);
-    for (size_t t = 0; t < rows; t++) {
-        const float *src = a->q + (c->row0 + t / c->group) * a->ldq + chunk_head(c, t) * c->K;
-        pair *dst = c->q + t * c->units;
-        float x[2 * VL];
-        for (size_t d = 0; d < c->K; d += 2 * VL) {
-            const size_t n = c->K - d < 2 * VL ? c->K - d : 2 * VL;
-            for (size_t i = 0; i < n; i++)
-                x[i] = src[d + i] * scale;
-            round_pairs(x, n, dst + d / 2);
-        }
-    }
+    const float scale = a->scale * LOG2_E,
+                *head = a->q + c->row0 * a->ldq + chunk_head(c, 0) * c->K;
+    pair *to = c->q;
+    memset(to, 0, round_up(c->n * c->group, R) * c->units * sizeof *to);
+    for (size_t i = 0; i < c->n; i++, head += a->ldq)
+        for (size_t h = 0; h < c->group; h++, to += c->units)
+            round_pairs(head + h * c->K, scale, c->K, to);
 }
 
 /* Units that fill no tile, behind the others, padded with zeros. */
@@ -395,6 +389,7 @@ VF_INLINE void multiply(float *c, size_t ldc, bool add, const pair *a, size_t ld
 struct block {
     size_t t, n; /* packed rows from t on, at most R */
     int32_t key0;
+    bool whole; /* all rows see all keys of the page */
     const pair *k, *v;
     float *s; /* one half of c->s, of c->p */
     pair *p;
@@ -430,48 +425,6 @@ static void weigh_vectors(const struct chunk *c, const struct block *x)
     }
 }
 
-/* By tiles: sixteen rows of A by a tile of pairs, times n tiles of B, into C. */
-struct quad {
-    const pair *a, *b;
-    size_t lda, next, n; /* bytes of a row; pairs from a tile of B to the next */
-    float *c;
-    size_t ldc; /* bytes */
-    enum { FROM_ZERO = 1, FROM_C } first;
-    bool last; /* C is complete */
-};
-
-static struct quad score_quad(const struct chunk *c, const struct block *x, size_t i)
-{
-    const size_t u = i * AMX_UNITS;
-    const bool end = c->K / 2 - u < AMX_UNITS;
-    return (struct quad){.a = c->q + x->t * c->units + u,
-                         .lda = c->units * sizeof(pair),
-                         .b = end ? c->k_end : x->k + u * AMX_COLS,
-                         .next = (end ? AMX_UNITS : c->K / 2) * AMX_COLS,
-                         .n = KEY_TILES,
-                         .c = x->s,
-                         .ldc = P * sizeof(float),
-                         .first = i == 0 ? FROM_ZERO : 0,
-                         .last = u + AMX_UNITS == c->units};
-}
-
-enum { KEY_STEPS = KEY_PAIRS / AMX_UNITS };
-
-static struct quad weigh_quad(const struct chunk *c, const struct block *x, size_t i)
-{
-    const size_t d = i / KEY_STEPS * DIM_TILES, u = i % KEY_STEPS * AMX_UNITS;
-    const size_t left = c->Kp / AMX_COLS - d;
-    return (struct quad){.a = x->p + u,
-                         .lda = KEY_PAIRS * sizeof(pair),
-                         .b = x->v + (d * KEY_PAIRS + u) * AMX_COLS,
-                         .next = KEY_PAIRS * AMX_COLS,
-                         .n = left < DIM_TILES ? left : DIM_TILES,
-                         .c = c->o + x->t * c->Kp + d * AMX_COLS,
-                         .ldc = c->Kp * sizeof(float),
-                         .first = u == 0 ? FROM_C : 0,
-                         .last = u + AMX_UNITS == KEY_PAIRS};
-}
-
 /* A score far above what the row has seen, or its first one: its maximum becomes that, and what it
  * has summed so far is brought to it. Returns the maximum. A function apart, as it is rare. */
 static __attribute__((noinline)) float row_raise(const struct chunk *c, size_t t, vf top)
@@ -500,33 +453,32 @@ VF_INLINE void scores_end(const struct chunk *c, float *s)
     chunk_cap(c, s, 1);
 }
 
-/* Row r's scores i and those behind it, -inf where it does not see a key. */
-VF_INLINE vf seen(const float *s, int i, int n_see, int n_skip)
+VF_INLINE bool all_within(vf x, float slack) /* what is no number is */
 {
-    vf x = vf_load(s + i);
-    if (n_see < P) x = vf_below(x, vf_set1(-INFINITY), n_see - i);
-    if (n_skip > 0) x = vf_below(vf_set1(-INFINITY), x, n_skip - i);
-    return x;
+    return _mm512_cmp_ps_mask(vf_set1(slack), x, _CMP_NLT_UQ) == 0xffff;
 }
 
-/* Scores of row r -> probabilities as pairs, and their sum. plain: of bf16 pages, without lse and
- * bound. Scores are loaded twice, as kept ones take the registers that the next row starts in. */
-VF_INLINE void softmax_row(const struct chunk *c, const struct block *b, size_t r, int n_see,
-                           int n_skip, const bool plain)
+static uint64_t first_keys(int n)
+{
+    return n < P ? (1ull << n) - 1 : ~0ull;
+}
+
+/* A row's scores i and those behind it, -inf where it does not see a key. */
+VF_INLINE vf seen(const float *s, int i, uint64_t keys)
+{
+    return _mm512_mask_loadu_ps(vf_set1(-INFINITY), (__mmask16)(keys >> i), s + i);
+}
+
+/* Row r's scores below its maximum -> probabilities as pairs, and their sum. plain: of bf16 pages,
+ * without lse. */
+VF_INLINE void probabilities(const struct chunk *c, const struct block *b, size_t r, vf x[P / VL],
+                             const bool plain)
 {
     const bool q8 = !plain && c->k, lse = !plain && c->e;
     const size_t t = b->t + r;
-    float *s = b->s + r * P, max = c->m[t];
-    vf x[P / VL];
-    if (!plain) scores_end(c, s);
-    const vf top = vf_max(vf_max(seen(s, 0, n_see, n_skip), seen(s, VL, n_see, n_skip)),
-                          vf_max(seen(s, 2 * VL, n_see, n_skip), seen(s, 3 * VL, n_see, n_skip)));
-    const __mmask16 within = _mm512_cmp_ps_mask(vf_set1(max + c->slack), top, _CMP_NLT_UQ);
-    if (within != 0xffff) max = row_raise(c, t, top);
-    const vf base = vf_set1(n_skip > 0 && max == -INFINITY ? 0.0f : max); /* blind so far: any */
 #pragma GCC unroll 4
     for (int v = 0; v < P / VL; v++)
-        x[v] = exp2_short(vf_sub(seen(s, v * VL, n_see, n_skip), base));
+        x[v] = exp2_short(x[v]);
     if (q8 || lse)
         add_to((q8 ? c->l : c->e) + t * VL, vf_add(vf_add(x[0], x[1]), vf_add(x[2], x[3])));
 #pragma GCC unroll 4
@@ -543,149 +495,221 @@ VF_INLINE void softmax_row(const struct chunk *c, const struct block *b, size_t 
     _mm512_storeu_si512(b->p + r * KEY_PAIRS + VL, p1);
 }
 
-/* Row r of those that see a whole page. Functions apart: what others need takes its registers. */
-static __attribute__((noinline)) void softmax_whole(const struct chunk *c, const struct block *x,
-                                                    size_t r)
-{
-    softmax_row(c, x, r, P, 0, true);
-}
-
-static __attribute__((noinline)) void softmax_any(const struct chunk *c, const struct block *x,
+static __attribute__((noinline)) void softmax_any(const struct chunk *c, const struct block *b,
                                                   size_t r)
 {
-    softmax_row(c, x, r, chunk_sees(c, x->t + r, x->key0), chunk_skips(c, x->t + r, x->key0),
-                false);
+    const size_t t = b->t + r;
+    const int n_skip = b->whole ? 0 : chunk_skips(c, t, b->key0);
+    const uint64_t keys =
+        b->whole ? ~0ull : first_keys(chunk_sees(c, t, b->key0)) & ~first_keys(n_skip);
+    float *s = b->s + r * P, max = c->m[t];
+    vf x[P / VL];
+    scores_end(c, s);
+    const vf top = vf_max(vf_max(seen(s, 0, keys), seen(s, VL, keys)),
+                          vf_max(seen(s, 2 * VL, keys), seen(s, 3 * VL, keys)));
+    if (!all_within(vf_sub(top, vf_set1(max)), c->slack)) max = row_raise(c, t, top);
+    const vf base = vf_set1(n_skip > 0 && max == -INFINITY ? 0.0f : max); /* blind so far: any */
+#pragma GCC unroll 4
+    for (int v = 0; v < P / VL; v++)
+        x[v] = vf_sub(seen(s, v * VL, keys), base);
+    probabilities(c, b, r, x, false);
 }
 
-/* Rows of a block that are still to do. */
-struct rows {
-    const struct chunk *c;
-    const struct block *x;
-    void (*row)(const struct chunk *c, const struct block *x, size_t r);
-    size_t at, n;
-};
-
-static struct rows rows_of(const struct chunk *c, const struct block *x /* or NULL */)
+/* The same of a row that sees the whole page, of bf16, without lse and bound. */
+VF_INLINE void softmax_plain(const struct chunk *c, const struct block *b, size_t r)
 {
-    if (!x) return (struct rows){0};
-    const bool whole = !c->k && !c->e && c->a->cap <= 0 && chunk_sees(c, x->t, x->key0) == P &&
-                       chunk_skips(c, x->t + x->n - 1, x->key0) == 0;
-    memset(x->p + x->n * KEY_PAIRS, 0, (R - x->n) * KEY_PAIRS * sizeof *x->p);
-    return (struct rows){c, x, whole ? softmax_whole : softmax_any, 0, x->n};
+    const float *s = b->s + r * P;
+    const vf max = vf_set1(c->m[b->t + r]);
+    vf x[P / VL];
+#pragma GCC unroll 4
+    for (int v = 0; v < P / VL; v++)
+        x[v] = vf_sub(vf_load(s + v * VL), max);
+    const vf top = vf_max(vf_max(x[0], x[1]), vf_max(x[2], x[3]));
+    if (__builtin_expect(all_within(top, SLACK), 1))
+        probabilities(c, b, r, x, true);
+    else
+        softmax_any(c, b, r);
 }
 
-VF_INLINE void rows_run(struct rows *w, size_t end)
+static bool block_whole(const struct chunk *c, const struct block *x)
 {
-    for (; w->at < end && w->at < w->n; w->at++)
-        w->row(w->c, w->x, w->at);
+    return chunk_sees(c, x->t, x->key0) == P && chunk_skips(c, x->t + x->n - 1, x->key0) == 0;
 }
 
 static void block_vectors(const struct chunk *c, const struct block *x)
 {
-    struct rows rows = rows_of(c, x);
     scores_vectors(c, x);
-    rows_run(&rows, R);
+    for (size_t r = 0; r < x->n; r++)
+        softmax_any(c, x, r);
     weigh_vectors(c, x);
 }
 
-#define STORE(q, i)                                                                                \
+/* ---- by tiles ---- */
+
+/* Rows of a block that are still to do: one behind every `every`th product. */
+struct turn {
+    const struct chunk *c;
+    const struct block *x;
+    size_t row, every, due;
+};
+VF_INLINE void turn_row(struct turn *w, const bool plain)
+{
+    if (plain)
+        softmax_plain(w->c, w->x, w->row++);
+    else
+        softmax_any(w->c, w->x, w->row++);
+}
+VF_INLINE void turn_take(struct turn *w, const bool plain)
+{
+    if (w->row < w->x->n && --w->due == 0) {
+        w->due = w->every;
+        turn_row(w, plain);
+    }
+    amx_barrier();
+}
+
+/* Sums of sixteen rows by up to four tiles of columns, in tiles 0 to 3. */
+struct sums {
+    float *to;
+    size_t ld, n; /* bytes of a row; tiles */
+};
+#define SUMS_STORE(q, i)                                                                           \
     do {                                                                                           \
-        if ((q)->last && i < (q)->n) _tile_stored(i, (q)->c + i * AMX_COLS, (q)->ldc);             \
+        if (i < (q).n) _tile_stored(i, (q).to + i * AMX_COLS, (q).ld);                             \
     } while (0)
-#define MULTIPLY(q, i, tile)                                                                       \
+#define MULTIPLY(i, tile, b)                                                                       \
     do {                                                                                           \
-        if (i >= (q)->n) break;                                                                    \
-        if ((q)->first == FROM_ZERO) _tile_zero(i);                                                \
-        if ((q)->first == FROM_C) _tile_loadd(i, (q)->c + i * AMX_COLS, (q)->ldc);                 \
-        if (i == 0) _tile_loadd(4, (q)->a, (q)->lda);                                              \
-        _tile_loadd(tile, (q)->b + i * (q)->next, AMX_COLS * sizeof(pair));                        \
+        _tile_loadd(tile, b, AMX_COLS * sizeof(pair));                                             \
         _tile_dpbf16ps(i, 4, tile);                                                                \
     } while (0)
-#define STEP(i, tile)                                                                              \
+#define SCORE(i, tile)                                                                             \
     do {                                                                                           \
-        STORE(before, i);                                                                          \
-        MULTIPLY(q, i, tile);                                                                      \
-        if (rows) rows_run(rows, row0 + (i + 1) * n / DIM_TILES);                                  \
-        amx_barrier();                                                                             \
+        if (u == 0) _tile_zero(i);                                                                 \
+        MULTIPLY(i, tile, k + i * next);                                                           \
+        turn_take(&turn, all);                                                                     \
+    } while (0)
+#define WEIGH(i, tile)                                                                             \
+    do {                                                                                           \
+        if (u == 0) SUMS_STORE(done, i);                                                           \
+        if (i < n) {                                                                               \
+            if (u == 0) _tile_loadd(i, o + i * AMX_COLS, ld);                                      \
+            MULTIPLY(i, tile, v + (i * KEY_PAIRS + u) * AMX_COLS);                                 \
+        }                                                                                          \
+        turn_take(&turn, all);                                                                     \
     } while (0)
 
-/* A quad, beside the stores of the one before it and rows [row0, row0 + n), or NULL. */
-VF_INLINE void quad_run(const struct quad *q, const struct quad *before, struct rows *rows,
-                        size_t row0, size_t n)
+/* The scores of one block, the probabilities of another, whose scores are there, and the sums of a
+ * third, beside each other: a product of tiles is all that the processor looks ahead over.
+ * all: there are all three, of heads in whole quads of tiles, and x has R plain rows; else each may
+ * have n = 0. */
+VF_INLINE void blocks_run(const struct chunk *c, const struct block *score, const struct block *x,
+                          const struct block *weigh, const bool all)
 {
+    const size_t units = c->K / 2, tiles = c->Kp / AMX_COLS;
+    const size_t n_score = all || score->n ? c->units / AMX_UNITS * KEY_TILES : 0;
+    const size_t n_weigh = all || weigh->n ? (tiles + DIM_TILES - 1) / DIM_TILES : 0;
+    const size_t n_all = n_score + n_weigh * KEY_STEPS * DIM_TILES;
+    const size_t every = n_all > R ? (n_all + R / 2) / R : 1;
+    struct turn turn = {c, x, 0, every, every};
+    struct sums done = {0};
+    if (!all && x->n) memset(x->p + x->n * KEY_PAIRS, 0, (R - x->n) * KEY_PAIRS * sizeof *x->p);
     amx_barrier();
-    STEP(0, 5);
-    STEP(1, 6);
-    STEP(2, 5);
-    STEP(3, 6);
+    for (size_t u = 0; n_score && u < c->units; u += AMX_UNITS) {
+        const bool end = !all && units - u < AMX_UNITS;
+        const pair *k = end ? c->k_end : score->k + u * AMX_COLS;
+        const size_t next = (end ? AMX_UNITS : units) * AMX_COLS;
+        _tile_loadd(4, c->q + score->t * c->units + u, c->units * sizeof(pair));
+        SCORE(0, 5);
+        SCORE(1, 6);
+        SCORE(2, 5);
+        SCORE(3, 6);
+        done = (struct sums){score->s, P * sizeof(float), KEY_TILES};
+    }
+    for (size_t d = 0; n_weigh && d < tiles; d += DIM_TILES) {
+        const size_t n = all || tiles - d > DIM_TILES ? DIM_TILES : tiles - d;
+        const size_t ld = c->Kp * sizeof(float);
+        float *o = c->o + weigh->t * c->Kp + d * AMX_COLS;
+        const pair *v = weigh->v + d * KEY_PAIRS * AMX_COLS;
+        for (size_t u = 0; u < KEY_PAIRS; u += AMX_UNITS) {
+            _tile_loadd(4, weigh->p + u, KEY_PAIRS * sizeof(pair));
+            WEIGH(0, 5);
+            WEIGH(1, 6);
+            WEIGH(2, 5);
+            WEIGH(3, 6);
+        }
+        done = (struct sums){o, ld, n};
+    }
+    SUMS_STORE(done, 0);
+    SUMS_STORE(done, 1);
+    SUMS_STORE(done, 2);
+    SUMS_STORE(done, 3);
+    amx_barrier();
+    while (turn.row < x->n)
+        turn_row(&turn, all);
 }
 
-/* By tiles: the scores of one, the probabilities of another, whose scores are there, and the sums
- * of a third, beside each other. Each may be NULL. */
-static void block_tiles(const struct chunk *c, const struct block *score, const struct block *x,
-                        const struct block *weigh)
+static __attribute__((noinline)) void blocks_all(const struct chunk *c, const struct block *score,
+                                                 const struct block *x, const struct block *weigh)
 {
-    const size_t groups = (c->Kp / AMX_COLS + DIM_TILES - 1) / DIM_TILES;
-    const size_t n_score = score ? c->units / AMX_UNITS : 0;
-    const size_t n = n_score + (weigh ? groups * KEY_STEPS : 0);
-    struct rows rows = rows_of(c, x);
-    struct quad q[2] = {0};
-    for (size_t i = 0; i < n; i++) {
-        q[i % 2] = i < n_score ? score_quad(c, score, i) : weigh_quad(c, weigh, i - n_score);
-        const size_t row0 = i * R / n;
-        if (x)
-            quad_run(&q[i % 2], &q[(i + 1) % 2], &rows, row0, (i + 1) * R / n - row0);
-        else
-            quad_run(&q[i % 2], &q[(i + 1) % 2], NULL, 0, 0);
-    }
-    const struct quad *last = &q[(n + 1) % 2];
-    STORE(last, 0);
-    STORE(last, 1);
-    STORE(last, 2);
-    STORE(last, 3);
-    amx_barrier();
-    rows_run(&rows, R);
+    blocks_run(c, score, x, weigh, true);
 }
+
+static __attribute__((noinline)) void blocks_any(const struct chunk *c, const struct block *score,
+                                                 const struct block *x, const struct block *weigh)
+{
+    blocks_run(c, score, x, weigh, false);
+}
+
+static const struct block no_block;
 
 static void block_alone(const struct chunk *c, const struct block *x)
 {
-    block_tiles(c, x, NULL, NULL);
-    block_tiles(c, NULL, x, NULL);
-    block_tiles(c, NULL, NULL, x);
+    blocks_any(c, x, &no_block, &no_block);
+    blocks_any(c, &no_block, x, &no_block);
+    blocks_any(c, &no_block, &no_block, x);
 }
 
 /* ---- blocks of a chunk, one after the other ---- */
 
 struct line {
     struct block x[3]; /* n 0: none */
-    size_t at;
+    size_t at;         /* of the next one */
+    bool half, plain;  /* plain: heads in whole quads of tiles, and softmax_plain() is enough */
 };
 
-static const struct block *block_or_none(const struct block *x)
+/* Where the next block goes: scores and probabilities of the one before are still read. */
+VF_INLINE struct block *line_next(const struct chunk *c, struct line *l)
 {
-    return x->n ? x : NULL;
+    struct block *x = &l->x[l->at];
+    x->s = c->s + l->half * R * P;
+    x->p = c->p + l->half * R * KEY_PAIRS;
+    l->half = !l->half;
+    return x;
 }
 
-/* The next block, or one without rows: those under way go on. A block's maximum may not change
- * before its probabilities by the page before are summed. */
-static void line_push(const struct chunk *c, struct line *l, struct block next)
+/* The block of line_next() enters, or one without rows: those under way go on. A block's maximum may
+ * not change before its probabilities by the page before are summed. */
+static void line_push(const struct chunk *c, struct line *l)
 {
-    struct block *score = &l->x[l->at % 3], *weigh = &l->x[(l->at + 1) % 3];
-    const struct block *x = &l->x[(l->at + 2) % 3];
-    *score = next;
-    score->s = c->s + l->at % 2 * R * P;
-    score->p = c->p + l->at++ % 2 * R * KEY_PAIRS;
+    const size_t behind = l->at == 0 ? 2 : l->at - 1, last = behind == 0 ? 2 : behind - 1;
+    struct block *score = &l->x[l->at], *x = &l->x[behind], *weigh = &l->x[last];
+    l->at = last;
     if (weigh->n && weigh->t == x->t) {
-        block_tiles(c, NULL, NULL, weigh);
+        blocks_any(c, &no_block, &no_block, weigh);
         weigh->n = 0;
     }
-    block_tiles(c, block_or_none(score), block_or_none(x), block_or_none(weigh));
+    if (l->plain && score->n && x->n == R && x->whole && weigh->n)
+        blocks_all(c, score, x, weigh);
+    else
+        blocks_any(c, score, x, weigh);
 }
 
 static void line_end(const struct chunk *c, struct line *l)
 {
-    line_push(c, l, (struct block){0});
-    line_push(c, l, (struct block){0});
+    for (int i = 0; i < 2; i++) {
+        line_next(c, l)->n = 0;
+        line_push(c, l);
+    }
 }
 
 static void chunk_run(struct chunk *c)
@@ -695,7 +719,8 @@ static void chunk_run(struct chunk *c)
     const size_t n_pages = (size_t)pos[c->n - 1] / P + 1;
     const bool ahead = c->k || rows <= R; /* else a page is read for longer than it comes */
     const bool copies = c->k || c->K != c->Kp;
-    struct line line = {0};
+    const bool plain = !c->k && !c->e && c->a->cap <= 0;
+    struct line line = {.plain = plain && c->K % (DIM_TILES * AMX_COLS) == 0};
     if (ahead) chunk_prefetch(c, chunk_first_page(c), n_pages);
     chunk_clear(c, round_up(rows, R));
     for (size_t page = chunk_first_page(c); page < n_pages; page++) {
@@ -706,13 +731,19 @@ static void chunk_run(struct chunk *c)
         for (size_t t = 0; t < rows; t += R) {
             const size_t n = rows - t < R ? rows - t : R;
             if (pos[(t + n - 1) / c->group] < key0 || chunk_skips(c, t, key0) == P) continue;
-            const struct block x = {t, n, key0, k, v, c->s, c->p};
+            struct block *x = line_next(c, &line);
+            x->t = t;
+            x->n = n;
+            x->key0 = key0;
+            x->k = k;
+            x->v = v;
+            x->whole = block_whole(c, x);
             if (!c->tiles)
-                block_vectors(c, &x);
+                block_vectors(c, x);
             else if (rows > R)
-                line_push(c, &line, x);
+                line_push(c, &line);
             else
-                block_alone(c, &x);
+                block_alone(c, x);
         }
     }
     line_end(c, &line);
@@ -736,7 +767,7 @@ static void mass_page(struct chunk *c, size_t page, float *sum)
         const struct block x = {.t = t, .n = n, .k = k, .s = c->s};
         if (chunk_skips(c, t, (int32_t)(page * P)) == P) continue;
         if (c->tiles)
-            block_tiles(c, &x, NULL, NULL);
+            blocks_any(c, &x, &no_block, &no_block);
         else
             scores_vectors(c, &x);
         for (size_t r = 0; r < n; r++) {

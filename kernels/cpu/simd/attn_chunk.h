@@ -98,18 +98,25 @@ static void chunk_clear(struct chunk *c, size_t rows)
     }
 }
 
+/* out[i] = x[i] * by. */
+VF_INLINE void scaled(float *out, const float *x, size_t n, vf by)
+{
+    for (; n >= VL; n -= VL, x += VL, out += VL)
+        vf_store(out, vf_mul(vf_load(x), by));
+    if (n > 0) vf_storen(out, vf_mul(vf_loadn(x, n), by), n);
+}
+
 static void chunk_finish(const struct chunk *c)
 {
     const struct kn_attn_args *a = c->a;
-    for (size_t t = 0; t < c->n * c->group; t++) {
-        const size_t row = c->row0 + t / c->group, head = chunk_head(c, t);
-        const float l = vf_hsum(vf_load(c->l + t * VL)), inv = 1.0f / l;
-        float *out = a->out + row * a->ldo + head * c->K;
-        for (size_t d = 0; d < c->K; d++)
-            out[d] = c->o[t * c->Kp + d] * inv;
-        const float exact = c->e ? vf_hsum(vf_load(c->e + t * VL)) : l;
-        if (a->lse) a->lse[row * a->H + head] = (c->m[t] + log2f(exact)) * LN_2;
-    }
+    for (size_t i = 0, t = 0; i < c->n; i++)
+        for (size_t h = 0; h < c->group; h++, t++) {
+            const size_t row = c->row0 + i, head = c->g * c->group + h;
+            const float l = vf_hsum(vf_load(c->l + t * VL));
+            scaled(a->out + row * a->ldo + head * c->K, c->o + t * c->Kp, c->K, vf_set1(1.0f / l));
+            const float exact = c->e ? vf_hsum(vf_load(c->e + t * VL)) : l;
+            if (a->lse) a->lse[row * a->H + head] = (c->m[t] + log2f(exact)) * LN_2;
+        }
 }
 
 /* Probabilities of packed row t for the page at key0, from its scores s, added to sum. */

@@ -370,6 +370,7 @@ HS_FN void hs_tile_dot(int c, int a, int b)
 #define _mm512_loadu_ps(p) hs_load(p).v
 #define _mm512_storeu_ps(p, a) hs_store(p, hs_v(a))
 #define _mm512_maskz_loadu_ps(m, p) hs_load_some(m, p).v
+#define _mm512_mask_loadu_ps(off, m, p) hs_blend(m, hs_v(off), hs_load_some(m, p)).v
 #define _mm512_mask_storeu_ps(p, m, a) hs_store_some(p, m, hs_v(a))
 #define _mm512_loadu_si512(p) hs_load(p).w
 #define _mm512_storeu_si512(p, a) hs_store(p, hs_w(a))
