@@ -45,7 +45,7 @@ typedef uint32_t pair; /* two bf16, the lower index in the lower half */
 
 struct chunk {
     const struct kn_attn_args *a;
-    bool tiles;
+    bool tiles, plain;  /* plain: of bf16 pages, without lse and bound */
     size_t value, head; /* bytes in a page: of a value, of a head's K or V */
     size_t K, Kp;       /* head dim; in whole tiles of columns */
     size_t units;       /* pairs of a query in whole tiles */
@@ -116,6 +116,7 @@ static struct chunk chunk_init(const struct kn_attn_job *j)
     const size_t rows = rows_max(&c);
     c.a = a;
     c.tiles = j->tiles;
+    c.plain = !j->q8 && !a->lse && a->cap <= 0;
     c.value = j->q8 ? 1 : sizeof(uint16_t);
     c.head = j->q8 ? page8_bytes(c.K) : P * c.K * sizeof(uint16_t);
     c.o = j->scratch;
@@ -515,7 +516,7 @@ static __attribute__((noinline)) void softmax_any(const struct chunk *c, const s
     probabilities(c, b, r, x, false);
 }
 
-/* The same of a row that sees the whole page, of bf16, without lse and bound. */
+/* The same of a row that sees the whole page, of a plain chunk. */
 VF_INLINE void softmax_plain(const struct chunk *c, const struct block *b, size_t r)
 {
     const float *s = b->s + r * P;
@@ -531,6 +532,14 @@ VF_INLINE void softmax_plain(const struct chunk *c, const struct block *b, size_
         softmax_any(c, b, r);
 }
 
+VF_INLINE void softmax(const struct chunk *c, const struct block *b, size_t r, const bool plain)
+{
+    if (plain)
+        softmax_plain(c, b, r);
+    else
+        softmax_any(c, b, r);
+}
+
 static bool block_whole(const struct chunk *c, const struct block *x)
 {
     return chunk_sees(c, x->t, x->key0) == P && chunk_skips(c, x->t + x->n - 1, x->key0) == 0;
@@ -538,9 +547,10 @@ static bool block_whole(const struct chunk *c, const struct block *x)
 
 static void block_vectors(const struct chunk *c, const struct block *x)
 {
+    const bool plain = c->plain && x->whole;
     scores_vectors(c, x);
     for (size_t r = 0; r < x->n; r++)
-        softmax_any(c, x, r);
+        softmax(c, x, r, plain);
     weigh_vectors(c, x);
 }
 
@@ -552,18 +562,11 @@ struct turn {
     const struct block *x;
     size_t row, every, due;
 };
-VF_INLINE void turn_row(struct turn *w, const bool plain)
-{
-    if (plain)
-        softmax_plain(w->c, w->x, w->row++);
-    else
-        softmax_any(w->c, w->x, w->row++);
-}
 VF_INLINE void turn_take(struct turn *w, const bool plain)
 {
     if (w->row < w->x->n && --w->due == 0) {
         w->due = w->every;
-        turn_row(w, plain);
+        softmax(w->c, w->x, w->row++, plain);
     }
     amx_barrier();
 }
@@ -645,7 +648,7 @@ VF_INLINE void blocks_run(const struct chunk *c, const struct block *score, cons
     SUMS_STORE(done, 3);
     amx_barrier();
     while (turn.row < x->n)
-        turn_row(&turn, all);
+        softmax(c, x, turn.row++, all || (c->plain && x->whole));
 }
 
 static __attribute__((noinline)) void blocks_all(const struct chunk *c, const struct block *score,
@@ -674,7 +677,7 @@ static void block_alone(const struct chunk *c, const struct block *x)
 struct line {
     struct block x[3]; /* n 0: none */
     size_t at;         /* of the next one */
-    bool half, plain;  /* plain: heads in whole quads of tiles, and softmax_plain() is enough */
+    bool half;
 };
 
 /* Where the next block goes: scores and probabilities of the one before are still read. */
@@ -698,7 +701,8 @@ static void line_push(const struct chunk *c, struct line *l)
         blocks_any(c, &no_block, &no_block, weigh);
         weigh->n = 0;
     }
-    if (l->plain && score->n && x->n == R && x->whole && weigh->n)
+    if (c->plain && c->K % (DIM_TILES * AMX_COLS) == 0 && score->n && x->n == R && x->whole &&
+        weigh->n)
         blocks_all(c, score, x, weigh);
     else
         blocks_any(c, score, x, weigh);
@@ -719,8 +723,7 @@ static void chunk_run(struct chunk *c)
     const size_t n_pages = (size_t)pos[c->n - 1] / P + 1;
     const bool ahead = c->k || rows <= R; /* else a page is read for longer than it comes */
     const bool copies = c->k || c->K != c->Kp;
-    const bool plain = !c->k && !c->e && c->a->cap <= 0;
-    struct line line = {.plain = plain && c->K % (DIM_TILES * AMX_COLS) == 0};
+    struct line line = {0};
     if (ahead) chunk_prefetch(c, chunk_first_page(c), n_pages);
     chunk_clear(c, round_up(rows, R));
     for (size_t page = chunk_first_page(c); page < n_pages; page++) {
