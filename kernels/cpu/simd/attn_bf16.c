@@ -109,13 +109,14 @@ static size_t attn_scratch(size_t group, size_t K, bool q8)
            KEY_TILES * AMX_UNITS * AMX_COLS + KEY_PAIRS * c.Kp + (q8 ? KEY_PAIRS * K + 2 * P : 0);
 }
 
-static struct chunk chunk_init(const struct kn_attn_job *j)
+static struct chunk chunk_open(const struct kn_attn_job *j)
 {
     const struct kn_attn_args *a = j->args;
     struct chunk c = chunk_of(a->H / a->kv->G, a->kv->K);
     const size_t rows = rows_max(&c);
     c.a = a;
     c.tiles = j->tiles;
+    if (c.tiles) amx_open();
     c.plain = !j->q8 && !a->lse && a->cap <= 0;
     c.value = j->q8 ? 1 : sizeof(uint16_t);
     c.head = j->q8 ? page8_bytes(c.K) : P * c.K * sizeof(uint16_t);
@@ -441,11 +442,6 @@ static __attribute__((noinline)) float row_raise(const struct chunk *c, size_t t
     return max;
 }
 
-VF_INLINE void add_to(float *sum, vf x)
-{
-    vf_store(sum, vf_add(vf_load(sum), x));
-}
-
 /* What products leave to do for the scores of a row. */
 VF_INLINE void scores_end(const struct chunk *c, float *s)
 {
@@ -475,13 +471,14 @@ VF_INLINE vf seen(const float *s, int i, uint64_t keys)
 VF_INLINE void probabilities(const struct chunk *c, const struct block *b, size_t r, vf x[P / VL],
                              const bool plain)
 {
-    const bool q8 = !plain && c->k, lse = !plain && c->e;
+    const bool q8 = !plain && c->k;
+    float *sum = plain ? NULL : q8 ? c->l : c->e; /* not rounded */
     const size_t t = b->t + r;
 #pragma GCC unroll 4
     for (int v = 0; v < P / VL; v++)
         x[v] = exp2_short(x[v]);
-    if (q8 || lse)
-        add_to((q8 ? c->l : c->e) + t * VL, vf_add(vf_add(x[0], x[1]), vf_add(x[2], x[3])));
+    const vf all = vf_add(vf_add(x[0], x[1]), vf_add(x[2], x[3]));
+    if (sum) vf_store(sum + t * VL, vf_add(vf_load(sum + t * VL), all));
 #pragma GCC unroll 4
     for (int v = 0; v < P / VL; v++)
         if (q8) x[v] = vf_mul(x[v], vf_load(c->v_step + v * VL));
@@ -540,9 +537,9 @@ VF_INLINE void softmax(const struct chunk *c, const struct block *b, size_t r, c
         softmax_any(c, b, r);
 }
 
-static bool block_whole(const struct chunk *c, const struct block *x)
+static bool sees_whole(const struct chunk *c, size_t t, size_t n, int32_t key0)
 {
-    return chunk_sees(c, x->t, x->key0) == P && chunk_skips(c, x->t + x->n - 1, x->key0) == 0;
+    return chunk_sees(c, t, key0) == P && chunk_skips(c, t + n - 1, key0) == 0;
 }
 
 static void block_vectors(const struct chunk *c, const struct block *x)
@@ -556,21 +553,6 @@ static void block_vectors(const struct chunk *c, const struct block *x)
 
 /* ---- by tiles ---- */
 
-/* Rows of a block that are still to do: one behind every `every`th product. */
-struct turn {
-    const struct chunk *c;
-    const struct block *x;
-    size_t row, every, due;
-};
-VF_INLINE void turn_take(struct turn *w, const bool plain)
-{
-    if (w->row < w->x->n && --w->due == 0) {
-        w->due = w->every;
-        softmax(w->c, w->x, w->row++, plain);
-    }
-    amx_barrier();
-}
-
 /* Sums of sixteen rows by up to four tiles of columns, in tiles 0 to 3. */
 struct sums {
     float *to;
@@ -580,31 +562,33 @@ struct sums {
     do {                                                                                           \
         if (i < (q).n) _tile_stored(i, (q).to + i * AMX_COLS, (q).ld);                             \
     } while (0)
+/* A product, and behind every `every`th one a row of x. */
 #define MULTIPLY(i, tile, b)                                                                       \
     do {                                                                                           \
         _tile_loadd(tile, b, AMX_COLS * sizeof(pair));                                             \
         _tile_dpbf16ps(i, 4, tile);                                                                \
+        if (row < x->n && --due == 0) {                                                            \
+            due = every;                                                                           \
+            softmax(c, x, row++, all);                                                             \
+        }                                                                                          \
+        amx_barrier();                                                                             \
     } while (0)
 #define SCORE(i, tile)                                                                             \
     do {                                                                                           \
         if (u == 0) _tile_zero(i);                                                                 \
         MULTIPLY(i, tile, k + i * next);                                                           \
-        turn_take(&turn, all);                                                                     \
     } while (0)
 #define WEIGH(i, tile)                                                                             \
     do {                                                                                           \
         if (u == 0) SUMS_STORE(done, i);                                                           \
-        if (i < n) {                                                                               \
-            if (u == 0) _tile_loadd(i, o + i * AMX_COLS, ld);                                      \
-            MULTIPLY(i, tile, v + (i * KEY_PAIRS + u) * AMX_COLS);                                 \
-        }                                                                                          \
-        turn_take(&turn, all);                                                                     \
+        if (i >= n) break;                                                                         \
+        if (u == 0) _tile_loadd(i, o + i * AMX_COLS, ld);                                          \
+        MULTIPLY(i, tile, v + (i * KEY_PAIRS + u) * AMX_COLS);                                     \
     } while (0)
 
 /* The scores of one block, the probabilities of another, whose scores are there, and the sums of a
- * third, beside each other: a product of tiles is all that the processor looks ahead over.
- * all: there are all three, of heads in whole quads of tiles, and x has R plain rows; else each may
- * have n = 0. */
+ * third. all: there are all three, of heads in whole quads of tiles, and x has R plain rows; else
+ * each may have n = 0. */
 VF_INLINE void blocks_run(const struct chunk *c, const struct block *score, const struct block *x,
                           const struct block *weigh, const bool all)
 {
@@ -613,7 +597,7 @@ VF_INLINE void blocks_run(const struct chunk *c, const struct block *score, cons
     const size_t n_weigh = all || weigh->n ? (tiles + DIM_TILES - 1) / DIM_TILES : 0;
     const size_t n_all = n_score + n_weigh * KEY_STEPS * DIM_TILES;
     const size_t every = n_all > R ? (n_all + R / 2) / R : 1;
-    struct turn turn = {c, x, 0, every, every};
+    size_t row = 0, due = every;
     struct sums done = {0};
     if (!all && x->n) memset(x->p + x->n * KEY_PAIRS, 0, (R - x->n) * KEY_PAIRS * sizeof *x->p);
     amx_barrier();
@@ -647,14 +631,8 @@ VF_INLINE void blocks_run(const struct chunk *c, const struct block *score, cons
     SUMS_STORE(done, 2);
     SUMS_STORE(done, 3);
     amx_barrier();
-    while (turn.row < x->n)
-        softmax(c, x, turn.row++, all || (c->plain && x->whole));
-}
-
-static __attribute__((noinline)) void blocks_all(const struct chunk *c, const struct block *score,
-                                                 const struct block *x, const struct block *weigh)
-{
-    blocks_run(c, score, x, weigh, true);
+    while (row < x->n)
+        softmax(c, x, row++, all || (c->plain && x->whole));
 }
 
 static __attribute__((noinline)) void blocks_any(const struct chunk *c, const struct block *score,
@@ -690,8 +668,8 @@ VF_INLINE struct block *line_next(const struct chunk *c, struct line *l)
     return x;
 }
 
-/* The block of line_next() enters, or one without rows: those under way go on. A block's maximum may
- * not change before its probabilities by the page before are summed. */
+/* The block of line_next() enters, or one without rows: those under way go on. A block's maximum
+ * may not change before its probabilities by the page before are summed. */
 static void line_push(const struct chunk *c, struct line *l)
 {
     const size_t behind = l->at == 0 ? 2 : l->at - 1, last = behind == 0 ? 2 : behind - 1;
@@ -703,7 +681,7 @@ static void line_push(const struct chunk *c, struct line *l)
     }
     if (c->plain && c->K % (DIM_TILES * AMX_COLS) == 0 && score->n && x->n == R && x->whole &&
         weigh->n)
-        blocks_all(c, score, x, weigh);
+        blocks_run(c, score, x, weigh, true);
     else
         blocks_any(c, score, x, weigh);
 }
@@ -735,12 +713,7 @@ static void chunk_run(struct chunk *c)
             const size_t n = rows - t < R ? rows - t : R;
             if (pos[(t + n - 1) / c->group] < key0 || chunk_skips(c, t, key0) == P) continue;
             struct block *x = line_next(c, &line);
-            x->t = t;
-            x->n = n;
-            x->key0 = key0;
-            x->k = k;
-            x->v = v;
-            x->whole = block_whole(c, x);
+            *x = (struct block){t, n, key0, sees_whole(c, t, n, key0), k, v, x->s, x->p};
             if (!c->tiles)
                 block_vectors(c, x);
             else if (rows > R)
@@ -754,8 +727,7 @@ static void chunk_run(struct chunk *c)
 
 static int attn(const struct kn_attn_job *j, unsigned g0, unsigned g1)
 {
-    struct chunk c = chunk_init(j);
-    if (c.tiles) amx_open();
+    struct chunk c = chunk_open(j);
     int r = attn_chunks(&c, j, g0, g1);
     if (c.tiles) _tile_release();
     return r;
@@ -782,8 +754,7 @@ static void mass_page(struct chunk *c, size_t page, float *sum)
 
 static int attn_mass(const struct kn_attn_job *j, float *mass, size_t key0, size_t n_keys)
 {
-    struct chunk c = chunk_init(j);
-    if (c.tiles) amx_open();
+    struct chunk c = chunk_open(j);
     int r = mass_chunks(&c, j, mass, key0, n_keys);
     if (c.tiles) _tile_release();
     return r;

@@ -98,14 +98,6 @@ static void chunk_clear(struct chunk *c, size_t rows)
     }
 }
 
-/* out[i] = x[i] * by. */
-VF_INLINE void scaled(float *out, const float *x, size_t n, vf by)
-{
-    for (; n >= VL; n -= VL, x += VL, out += VL)
-        vf_store(out, vf_mul(vf_load(x), by));
-    if (n > 0) vf_storen(out, vf_mul(vf_loadn(x, n), by), n);
-}
-
 static void chunk_finish(const struct chunk *c)
 {
     const struct kn_attn_args *a = c->a;
@@ -113,7 +105,13 @@ static void chunk_finish(const struct chunk *c)
         for (size_t h = 0; h < c->group; h++, t++) {
             const size_t row = c->row0 + i, head = c->g * c->group + h;
             const float l = vf_hsum(vf_load(c->l + t * VL));
-            scaled(a->out + row * a->ldo + head * c->K, c->o + t * c->Kp, c->K, vf_set1(1.0f / l));
+            const vf inv = vf_set1(1.0f / l);
+            const float *o = c->o + t * c->Kp;
+            float *out = a->out + row * a->ldo + head * c->K;
+            size_t d = 0;
+            for (; d + VL <= c->K; d += VL)
+                vf_store(out + d, vf_mul(vf_load(o + d), inv));
+            if (d < c->K) vf_storen(out + d, vf_mul(vf_loadn(o + d, c->K - d), inv), c->K - d);
             const float exact = c->e ? vf_hsum(vf_load(c->e + t * VL)) : l;
             if (a->lse) a->lse[row * a->H + head] = (c->m[t] + log2f(exact)) * LN_2;
         }
