@@ -493,6 +493,7 @@ VF_INLINE void probabilities(const struct chunk *c, const struct block *b, size_
     _mm512_storeu_si512(b->p + r * KEY_PAIRS + VL, p1);
 }
 
+/* A function apart: what it needs would take the registers of softmax_plain(). */
 static __attribute__((noinline)) void softmax_any(const struct chunk *c, const struct block *b,
                                                   size_t r)
 {
@@ -513,7 +514,8 @@ static __attribute__((noinline)) void softmax_any(const struct chunk *c, const s
     probabilities(c, b, r, x, false);
 }
 
-/* The same of a row that sees the whole page, of a plain chunk. */
+/* The same of a row that sees the whole page, of a plain chunk; the rare row whose maximum rises
+ * goes the other way. */
 VF_INLINE void softmax_plain(const struct chunk *c, const struct block *b, size_t r)
 {
     const float *s = b->s + r * P;
@@ -531,10 +533,7 @@ VF_INLINE void softmax_plain(const struct chunk *c, const struct block *b, size_
 
 VF_INLINE void softmax(const struct chunk *c, const struct block *b, size_t r, const bool plain)
 {
-    if (plain)
-        softmax_plain(c, b, r);
-    else
-        softmax_any(c, b, r);
+    (plain ? softmax_plain : softmax_any)(c, b, r);
 }
 
 static bool sees_whole(const struct chunk *c, size_t t, size_t n, int32_t key0)
@@ -545,6 +544,7 @@ static bool sees_whole(const struct chunk *c, size_t t, size_t n, int32_t key0)
 static void block_vectors(const struct chunk *c, const struct block *x)
 {
     const bool plain = c->plain && x->whole;
+    memset(x->p + x->n * KEY_PAIRS, 0, (R - x->n) * KEY_PAIRS * sizeof *x->p);
     scores_vectors(c, x);
     for (size_t r = 0; r < x->n; r++)
         softmax(c, x, r, plain);
