@@ -236,22 +236,23 @@ int kn_par(struct kn_stream *st, size_t n_items, pool_fn fn, void *arg)
 struct rows_job {
     kn_rows_fn fn;
     void *arg;
-    size_t n_rows, block, n_blocks;
+    size_t n_rows, n_blocks, tile; /* rows of a tile: a block has whole ones, and at least one */
 };
 
-/* Later rows first: they see more keys, so the longest blocks start first. */
+/* Blocks of as many tiles, or one more; later rows first: they see more keys, and take longer. */
 static int rows_item(struct kn_stream *st, void *arg, size_t item)
 {
-    struct rows_job *j = arg;
-    size_t row0 = (j->n_blocks - 1 - item) * j->block;
-    size_t n = j->n_rows - row0 < j->block ? j->n_rows - row0 : j->block;
-    return j->fn(st, j->arg, row0, n);
+    const struct rows_job *j = arg;
+    const size_t n_tiles = (j->n_rows + j->tile - 1) / j->tile, block = j->n_blocks - 1 - item;
+    const size_t row0 = block * n_tiles / j->n_blocks * j->tile;
+    const size_t end = (block + 1) * n_tiles / j->n_blocks * j->tile;
+    return j->fn(st, j->arg, row0, (end < j->n_rows ? end : j->n_rows) - row0);
 }
 
-static int run_blocks(struct kn_dev *d, size_t n_rows, size_t block, const atomic_bool *cancel,
-                      kn_rows_fn fn, void *arg)
+static int run_blocks(struct kn_dev *d, size_t n_rows, size_t tile, size_t n_blocks,
+                      const atomic_bool *cancel, kn_rows_fn fn, void *arg)
 {
-    struct rows_job j = {fn, arg, n_rows, block, (n_rows + block - 1) / block};
+    struct rows_job j = {fn, arg, n_rows, n_blocks, tile};
     d->streams[0].cancel = cancel;
     d->streams[0].wide = false;
     return pool_run(d, cancel, j.n_blocks, rows_item, &j);
@@ -284,9 +285,7 @@ static int run_rows(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, 
         n_blocks = (n_rows + s.equal_max - 1) / s.equal_max;
         n_blocks = (n_blocks + T - 1) / T * T;
     }
-    size_t block = (n_rows + n_blocks - 1) / n_blocks;
-    if (n_rows > T * s.equal_max) block = (block + s.tile - 1) / s.tile * s.tile;
-    return run_blocks(d, n_rows, block, cancel, fn, arg);
+    return run_blocks(d, n_rows, n_rows > T * s.equal_max ? s.tile : 1, n_blocks, cancel, fn, arg);
 }
 
 /* Unequal work per row: about six blocks a thread, so that idle threads take the next. */
@@ -296,8 +295,9 @@ static int run_uneven(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel
     enum { BLOCKS = 6 };
     const struct row_sizes s = row_sizes(d);
     const size_t n_blocks = (size_t)d->head.info.n_threads * BLOCKS;
-    const size_t block = ((n_rows + n_blocks - 1) / n_blocks + s.tile - 1) / s.tile * s.tile;
-    return run_blocks(d, n_rows, block < s.uneven_max ? block : s.uneven_max, cancel, fn, arg);
+    const size_t even = ((n_rows + n_blocks - 1) / n_blocks + s.tile - 1) / s.tile * s.tile;
+    const size_t block = even < s.uneven_max ? even : s.uneven_max;
+    return run_blocks(d, n_rows, s.tile, (n_rows + block - 1) / block, cancel, fn, arg);
 }
 
 static int run_wide(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn,

@@ -27,28 +27,42 @@ static int cover_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
     return c->fail_at && call + 1 == (unsigned)c->fail_at ? -EIO : 0;
 }
 
-TEST(rows_are_covered_once_and_balanced)
+/* tiles: the device whose blocks are the largest tiles, where the machine has it. */
+static void cover(bool tiles)
 {
-    static const size_t rows[] = {1, 5, 31, 32, 33, 100, 342, 343, 500, 1111, 3000};
+    static const size_t rows[] = {1, 5, 31, 32, 33, 100, 342, 343, 500, 1111, 1569, 3000};
     for (unsigned threads = 1; threads <= 5; threads++) {
-        struct kn_dev *d = kern_dev(0, threads, NULL);
+        struct kn_dev *d =
+            tiles ? kern_dev(KERN_ISAS - 1, threads, "own-bf16") : kern_dev(0, threads, NULL);
+        if (!d) continue;
         ASSERT_EQ(kn_info(d)->n_threads, threads);
         for (size_t z = 0; z < sizeof rows / sizeof *rows; z++) {
             struct cover *c = calloc(1, sizeof *c);
             ASSERT_OK(kn_rows(d, rows[z], NULL, cover_rows, c));
             for (size_t i = 0; i < 3000; i++)
                 ASSERT_EQ(atomic_load(&c->hits[i]), i < rows[z]);
+            /* As many blocks for each thread, though blocks are whole tiles. */
+            if (rows[z] > 1000) ASSERT_EQ(atomic_load(&c->n_calls) % threads, 0);
             if (rows[z] <= 32) ASSERT_TRUE(atomic_load(&c->n_calls) <= 2);
             if (rows[z] == 342 && threads == 2) {
                 ASSERT_EQ(atomic_load(&c->n_calls) % 2, 0);
                 ASSERT_TRUE(atomic_load(&c->largest) <= 182);
             }
+            ASSERT_OK(kn_rows_uneven(d, rows[z], NULL, cover_rows, c));
+            for (size_t i = 0; i < 3000; i++)
+                ASSERT_EQ(atomic_load(&c->hits[i]), i < rows[z] ? 2 : 0);
             free(c);
         }
         ASSERT_OK(kn_rows(d, 0, NULL, cover_rows, NULL));
         ASSERT_OK(kn_wide(d, 0, NULL, cover_rows, NULL));
         kn_dev_destroy(d);
     }
+}
+
+TEST(rows_are_covered_once_and_balanced)
+{
+    cover(false);
+    cover(true);
 }
 
 TEST(many_jobs_in_a_row)
