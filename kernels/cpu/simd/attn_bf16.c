@@ -594,8 +594,8 @@ VF_INLINE void blocks_run(const struct chunk *c, const struct block *score, cons
 {
     const size_t units = c->K / 2, tiles = c->Kp / AMX_COLS;
     const size_t n_score = all || score->n ? c->units / AMX_UNITS * KEY_TILES : 0;
-    const size_t n_weigh = all || weigh->n ? (tiles + DIM_TILES - 1) / DIM_TILES : 0;
-    const size_t n_all = n_score + n_weigh * KEY_STEPS * DIM_TILES;
+    const size_t n_weigh = all || weigh->n ? round_up(tiles, DIM_TILES) * KEY_STEPS : 0;
+    const size_t n_all = n_score + n_weigh; /* products, or places for them */
     const size_t every = n_all > R ? (n_all + R / 2) / R : 1;
     size_t row = 0, due = every;
     struct sums done = {0};
