@@ -263,19 +263,26 @@ bool gw_fleet_opens(const struct gw_fleet *f, const char *path)
     return yes;
 }
 
-bool gw_fleet_speaks(const struct gw_fleet *f, const char *model, const char *path)
+enum gw_speaks gw_fleet_speaks(const struct gw_fleet *f, const char *model, const char *path)
 {
-    bool speaks = false, worker = false;
+    bool speaks = false, known = false, worker = false, unsure = false;
     fleet_lock(f);
     for (size_t i = 0; i < f->n; i++) {
         const struct gw_target *t = f->target[i];
         const char *sent;
-        if (t->retired || t->leaving || fleet_serves(f, t, model, &sent) != FLEET_YES) continue;
-        worker |= t->worker;
-        speaks |= t->up && gw_upstream_opens(t->up, path);
+        if (t->retired || t->leaving) continue;
+        enum fleet_serves s = fleet_serves(f, t, model, &sent);
+        bool opens = t->up && gw_upstream_opens(t->up, path);
+        bool first = t->health.state == GW_TARGET_LOADING ||
+                     (t->health.state == GW_TARGET_READY && !t->models.at_ns);
+        known |= s == FLEET_YES;
+        worker |= s == FLEET_YES && t->worker;
+        speaks |= s == FLEET_YES && opens;
+        unsure |= s == FLEET_PERHAPS && opens && first;
     }
     fleet_unlock(f);
-    return speaks && !worker;
+    if (!known && unsure) return GW_SPEAKS_UNSURE;
+    return speaks && !worker ? GW_SPEAKS_YES : GW_SPEAKS_NO;
 }
 
 int gw_fleet_model(const struct gw_fleet *f, const char *id, struct buf *out)

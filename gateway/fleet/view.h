@@ -47,8 +47,10 @@ enum {
 };
 unsigned gw_fleet_serves(const struct gw_fleet *f, const char *model);
 bool gw_fleet_opens(const struct gw_fleet *f, const char *path); /* does an upstream's `paths`? */
-/* Does an upstream that serves the model, and no worker, hold the path among its `paths`? */
-bool gw_fleet_speaks(const struct gw_fleet *f, const char *model, const char *path);
+/* Does an upstream that serves the model, and no worker, hold the path among its `paths`? UNSURE:
+ * one that holds it may; its first list of models is being asked for. */
+enum gw_speaks { GW_SPEAKS_NO, GW_SPEAKS_YES, GW_SPEAKS_UNSURE };
+enum gw_speaks gw_fleet_speaks(const struct gw_fleet *f, const char *model, const char *path);
 /* The model's object of /v1/models appended; -ENOENT. */
 int gw_fleet_model(const struct gw_fleet *f, const char *id, struct buf *out);
 /* OpenAI's list object, of what the key may use; NULL: of all. */

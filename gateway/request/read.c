@@ -227,13 +227,33 @@ static void translated(struct gw_req *q)
     }
 }
 
-/* True: the request is on its way to become chat. */
+static enum gw_speaks who_speaks(const struct gw_req *q)
+{
+    const char *path = q->route->spoken->target + strlen("/v1/");
+    return gw_fleet_speaks(q->loop->server->fleet, gw_req_model(q), path);
+}
+
+static void fleet_changed(struct gw_req *q, bool over)
+{
+    if (!over && who_speaks(q) == GW_SPEAKS_UNSURE) return;
+    gw_relay_unpark(q);
+    q->stage = GW_SCANNING;
+    head_read(q);
+}
+
+/* True: the request is on its way to become chat, or waits to know who serves its model. */
 static bool translates(struct gw_req *q)
 {
     const struct gw_route *route = q->route;
     struct gw_server *server = q->loop->server;
     if (!route->spoken || q->ans.asked) return false;
-    if (gw_fleet_speaks(server->fleet, gw_req_model(q), route->spoken->target + strlen("/v1/"))) {
+    enum gw_speaks speaks = who_speaks(q);
+    if (speaks == GW_SPEAKS_UNSURE && !q->park.was) {
+        gw_relay_park_read(q, fleet_changed);
+        return true;
+    }
+    q->park.was = false; /* what it waits for later is another thing */
+    if (speaks == GW_SPEAKS_YES) {
         q->route = route->spoken;
         return false;
     }

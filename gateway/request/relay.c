@@ -18,11 +18,14 @@
 
 #include <string.h>
 
-enum { OPEN_WAIT_MAX_MS = 2000 }; /* chosen: a breaker that opens later is told to clients */
+enum {
+    OPEN_WAIT_MAX_MS = 2000, /* chosen: a breaker that opens later is told to clients */
+    READ_WAIT_MAX_MS = 5000, /* chosen: as long as a health check may take */
+};
 
 /* ---- waiting for a target ---- */
 
-static void unpark(struct gw_req *q)
+void gw_relay_unpark(struct gw_req *q)
 {
     struct gw_loop *loop = q->loop;
     ASSERT(q->stage == GW_PARKED && loop->n_parked[gw_req_group(q)] > 0);
@@ -84,7 +87,11 @@ static void answer_no_target(struct gw_req *q, enum gw_pick why, uint32_t wait_m
 static void on_park_over(void *arg)
 {
     struct gw_req *q = arg;
-    unpark(q);
+    if (q->park.news) {
+        q->park.news(q, true);
+        return;
+    }
+    gw_relay_unpark(q);
     bool returns = q->park.why == GW_PICK_LOADING || q->park.why == GW_PICK_RETURNING;
     if (returns && q->n_retries > 0) {
         q->end = GW_END_UPSTREAM;
@@ -116,16 +123,10 @@ static void wait_for(struct gw_req *q, enum gw_pick why, uint32_t wait_ms)
     http_timer_set(&q->park.timer, end > now ? (end - now) / 1000000 + 1 : 1);
 }
 
-static void park(struct gw_req *q, enum gw_pick why, uint32_t wait_ms)
+static void line_up(struct gw_req *q, uint64_t now)
 {
     struct gw_loop *loop = q->loop;
-    uint64_t now = clock_ns();
     http_timer_init(&q->park.timer, loop->http_loop, on_park_over, q);
-    if (q->has_ticket && gw_admit_park(&loop->server->admit, &q->ticket) < 0) {
-        gw_admission_refuse(q, GW_SHED_FULL, "The server is busy and its queue is full.");
-        return;
-    }
-    if (q->has_ticket && !q->queue_begin_ns) q->queue_begin_ns = now; /* it may queue again */
     q->stage = GW_PARKED;
     q->park.was = true;
     q->park.since_ns = now;
@@ -134,6 +135,26 @@ static void park(struct gw_req *q, enum gw_pick why, uint32_t wait_ms)
     *(loop->parked_tail ? &loop->parked_tail->park.next : &loop->parked) = q;
     loop->parked_tail = q;
     loop->n_parked[gw_req_group(q)]++;
+}
+
+void gw_relay_park_read(struct gw_req *q, void (*news)(struct gw_req *q, bool over))
+{
+    q->park.news = news;
+    line_up(q, clock_ns());
+    http_timer_set(&q->park.timer, READ_WAIT_MAX_MS);
+}
+
+static void park(struct gw_req *q, enum gw_pick why, uint32_t wait_ms)
+{
+    struct gw_loop *loop = q->loop;
+    uint64_t now = clock_ns();
+    if (q->has_ticket && gw_admit_park(&loop->server->admit, &q->ticket) < 0) {
+        gw_admission_refuse(q, GW_SHED_FULL, "The server is busy and its queue is full.");
+        return;
+    }
+    if (q->has_ticket && !q->queue_begin_ns) q->queue_begin_ns = now; /* it may queue again */
+    q->park.news = NULL;
+    line_up(q, now);
     wait_for(q, why, wait_ms);
 }
 
@@ -153,6 +174,10 @@ void gw_relay_call_parked(struct gw_loop *loop)
     for (struct gw_req *q = loop->parked, *next; q; q = next) {
         uint32_t wait_ms = 0;
         next = q->park.next;
+        if (q->park.news) {
+            q->park.news(q, false);
+            continue;
+        }
         if (gw_places_has(&full, q->place)) continue;
         enum gw_pick why = gw_fleet_pick(server->fleet, &q->want, &q->send.lease, &wait_ms);
         if (why != GW_PICK_OK && worth_waiting(q, why, wait_ms)) {
@@ -160,7 +185,7 @@ void gw_relay_call_parked(struct gw_loop *loop)
             gw_places_add(&full, q->place);
             continue;
         }
-        unpark(q);
+        gw_relay_unpark(q);
         if (why != GW_PICK_OK) {
             answer_no_target(q, why, wait_ms);
         } else if (q->has_ticket && gw_admit_unpark(&server->admit, &q->ticket) == 0) {
@@ -223,7 +248,7 @@ void gw_relay_take_turn(struct gw_req *q)
 void gw_relay_cut(struct gw_req *q, enum gw_error e, const char *message)
 {
     if (q->stage == GW_ANSWERED) return;
-    if (q->stage == GW_PARKED) unpark(q);
+    if (q->stage == GW_PARKED) gw_relay_unpark(q);
     gw_send_cancel(q);
     q->end = e == GW_E_DRAINING ? GW_END_DRAIN : GW_END_UPSTREAM;
     gw_answer_error(q, e, NULL, "%s", message);
@@ -231,7 +256,7 @@ void gw_relay_cut(struct gw_req *q, enum gw_error e, const char *message)
 
 void gw_relay_close(struct gw_req *q)
 {
-    if (q->stage == GW_PARKED) unpark(q);
+    if (q->stage == GW_PARKED) gw_relay_unpark(q);
     gw_send_cancel(q);
     if (q->asking.loop_call) q->asking.loop_call->q = NULL;
     if (q->active) gw_stats_add(GW_M_ACTIVE, -1);

@@ -50,7 +50,8 @@ struct gw_park { /* while it waits for room at a target */
     enum gw_pick why;
     uint32_t wait_ms;
     uint64_t since_ns;
-    bool was; /* has its place in the order already */
+    bool was;                                  /* has its place in the order already */
+    void (*news)(struct gw_req *q, bool over); /* not NULL: gw_relay_park_read() */
 };
 struct gw_req {
     struct gw_loop *loop;

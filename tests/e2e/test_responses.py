@@ -4,7 +4,8 @@ where an upstream speaks it. The official client is one of those who ask, where 
 """
 import json
 
-from harness import KVBLEND, WORKER, Missing, gateway, main, need, other_python, parse_events, proxy, real_model
+from harness import (KVBLEND, WORKER, Missing, gateway, main, need, other_python, parse_events, proxy, read_until,
+                     real_model)
 from upstream import Upstream
 
 try:
@@ -157,6 +158,22 @@ def test_relayed_to_who_speaks_it():
             assert g.get(RESPONSES + "/resp_kvb0").status == 404, "ours, and not there"
             assert g.post(RESPONSES, {"model": "plain", "input": "x"}).json()["id"].startswith("resp_kvb")
             assert plain.requests[-1].target == "/v1/chat/completions"
+
+
+def test_who_speaks_it_is_awaited():
+    """A request that comes before the first list of models is not taken for one that must become chat."""
+    answer = json.dumps({"id": "resp_theirs", "object": "response", "output": []})
+    with Upstream("plain", ["plain"]) as plain, Upstream("native", ["native"], body=answer) as native:
+        native.held = True
+        with proxy([plain, native.entry("paths=responses")]) as g:
+            asks = {name: g.open(RESPONSES, {"model": name, "input": "x"}) for name in ("native", "unknown", "plain")}
+            with asks["plain"] as s:
+                assert b"resp_kvb" in read_until(s, b"resp_kvb"), "who lists it is known: chat, at once"
+            native.held = False
+            with asks["native"] as s:
+                assert b"resp_theirs" in read_until(s, b"resp_theirs") and native.requests[-1].target == RESPONSES
+            with asks["unknown"] as s:
+                assert b" 404 " in read_until(s, b"\r\n"), "known to be nobody's"
 
 
 def test_refusals_name_the_field():

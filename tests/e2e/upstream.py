@@ -193,6 +193,8 @@ class Conn(asyncio.Protocol):
                     break
                 probe = self.up.is_probe(r)
                 (self.up.probes if probe else self.up.requests).append(r)
+                while probe and self.up.held:
+                    await asyncio.sleep(0.01)
                 if not await self.answer(r, self.up.probe_script(r) if probe
                                          else self.up.script_of(r)):
                     break
@@ -291,7 +293,7 @@ class Upstream:
 
     def __init__(self, name="up", models=("up-model",), tls=None, unix=None, sock=None, **script):
         self.name, self.models, self.unix, self.sock, self.healthy = name, list(models), unix, sock, True
-        self.script, self.plan = dict(script), []
+        self.script, self.plan, self.held = dict(script), [], False  # held: probes wait
         self.requests, self.probes, self.malformed = [], [], []
         self.n_accepted, self.conns, self.port, self.context = 0, set(), 0, None
         if tls:
