@@ -25,13 +25,8 @@ enum {
     KN_SLOTS_ALL,
 };
 
-/* Columns, k units (an f32, two bf16), bytes of a block; panels for few rows: see gemm_tile.h. */
-enum {
-    KN_GEMM_NC = 512,
-    KN_GEMM_KC = 384,
-    KN_GEMM_BLOCK = KN_GEMM_NC * KN_GEMM_KC * 4,
-    KN_GEMM_FEW = 2
-};
+/* Panels for few rows (gemm_tile.h); bytes of room for weights and sums (gemm_words.h). */
+enum { KN_GEMM_FEW = 2, KN_GEMM_BLOCK = 1152 << 10 };
 
 struct kn_gemm_job {
     const float *a;

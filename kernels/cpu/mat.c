@@ -246,12 +246,13 @@ const struct kn_mat_ops kn_cpu_mat_ops = {.create = mat_create,
 /* Products with weights of one shape; items are whole groups of a weight's panels. */
 struct gemm_par {
     const struct kn_gemm_args *a;
-    size_t n_items;   /* of each product */
-    char *rows;       /* in 8 bits, one product's behind the other's; NULL: as they are */
-    char *columns;    /* the same, as columns of tiles */
-    size_t row_items; /* of each product, ROWS8 rows of it */
-    void *pairs;      /* of the one product there is, as pairs; NULL: each item makes its own */
-    kn_glu_fn *glu;   /* of its columns, and where that goes; see struct kn_gemm_job */
+    size_t n_items;        /* of each product, */
+    size_t n_large, large; /* whose first n_large are as long as `large` others */
+    char *rows;            /* in 8 bits, one product's behind the other's; NULL: as they are */
+    char *columns;         /* the same, as columns of tiles */
+    size_t row_items;      /* of each product, ROWS8 rows of it */
+    void *pairs;    /* of the one product there is, as pairs; NULL: each item makes its own */
+    kn_glu_fn *glu; /* of its columns, and where that goes; see struct kn_gemm_job */
     void *gated;
     size_t ldg;
 };
@@ -426,20 +427,40 @@ static int prepare_rows(struct kn_stream *st, struct gemm_par *g, size_t n)
     return kn_par(st, n * g->row_items, rows8_item, g);
 }
 
-static size_t group_of(const struct kn_mat *w)
+/* Panels that stay together: read at once, or one of gates and its other half. */
+static size_t group_of(const struct gemm_par *g, const struct kn_mat *w)
 {
-    return w->coded ? KN_GEMM_FEW : 1;
+    return w->coded || g->glu ? KN_GEMM_FEW : 1;
 }
 
-static size_t n_groups(const struct kn_mat *w)
+static size_t n_groups(const struct gemm_par *g, const struct kn_mat *w)
 {
-    return (panels_of(w) + group_of(w) - 1) / group_of(w);
+    return (panels_of(w) + group_of(g, w) - 1) / group_of(g, w);
 }
 
-static size_t item_start(const struct kn_mat *w, size_t n_items, size_t item)
+static size_t item_start(const struct gemm_par *g, const struct kn_mat *w, size_t item)
 {
-    const size_t p = item * n_groups(w) / n_items * group_of(w), end = panels_of(w);
+    const size_t more = g->large - 1, all = g->n_items + g->n_large * more;
+    const size_t at = item + (item < g->n_large ? item : g->n_large) * more;
+    const size_t p = at * n_groups(g, w) / all * group_of(g, w), end = panels_of(w);
     return p < end ? p : end;
+}
+
+/* Threads of unlike speed end together: three long items for each, and a quarter of the weight in
+ * short ones. These are 64 KiB at least, so that taking one costs nothing beside it, and six panels
+ * of many rows, which gemm_words.h shares among panels. */
+static void cut(struct gemm_par *g, size_t n)
+{
+    const struct kn_mat *w = g->a->w;
+    const size_t groups = n_groups(g, w), fair = 4 * (size_t)w->dev->head.info.n_threads / n;
+    size_t units = groups / (1 + 16384 / (w->dev->simd->nr * group_of(g, w) * w->k + 1));
+    size_t most = n == 1 ? 4 * fair : fair;
+    if (g->a->m > KN_COLUMN_ROWS && most > groups / 3) most = groups / 3 > fair ? groups / 3 : fair;
+    if (units > most) units = most;
+    if (units < 2) return;
+    g->large = units < 2 * fair ? 1 : units / fair;
+    g->n_large = g->large > 1 ? fair / 4 * 3 : 0;
+    g->n_items = units - g->n_large * (g->large - 1);
 }
 
 static int run_panels(const struct kn_mat *w, const struct kn_gemm_job *j, size_t p0, size_t p1)
@@ -500,7 +521,7 @@ static int gemm_item(struct kn_stream *st, void *arg, size_t item)
         if (!j.pairs) return -ENOMEM;
     }
     item %= g->n_items;
-    return run_panels(w, &j, item_start(w, g->n_items, item), item_start(w, g->n_items, item + 1));
+    return run_panels(w, &j, item_start(g, w, item), item_start(g, w, item + 1));
 }
 
 /* n products of one shape; g says more than that they are. */
@@ -508,16 +529,12 @@ static int gemms(struct kn_stream *st, struct gemm_par g, size_t n)
 {
     const struct kn_gemm_args *a = g.a;
     const struct kn_mat *w = a->w;
-    g.n_items = 1;
+    g.n_items = g.large = 1;
     for (size_t i = 0; i < n; i++) {
         if (a[i].w->n != w->n || a[i].w->k != w->k || !a[i].w->ready) return -EINVAL;
         if (a[i].lda < w->k || a[i].ldc < w->n) return -EINVAL;
     }
-    /* One item: about 64 KiB of weights at least, so that taking it costs nothing beside it. */
-    const size_t min_groups = 1 + 16384 / (w->dev->simd->nr * group_of(w) * w->k + 1);
-    const size_t n_items = n_groups(w) / min_groups,
-                 most = (size_t)w->dev->head.info.n_threads * 4 / n;
-    if (st->wide && n_items > 1 && most > 1) g.n_items = n_items < most ? n_items : most;
+    if (st->wide) cut(&g, n);
     const int r = prepare_rows(st, &g, n);
     if (r < 0) return r;
     return n * g.n_items == 1 ? gemm_item(st, &g, 0) : kn_par(st, n * g.n_items, gemm_item, &g);
@@ -533,17 +550,16 @@ int kn_cpu_gemm(struct kn_stream *st, const struct kn_gemm_args *a)
     return a->m ? kn_cpu_gemms(st, a, 1) : a->w->ready ? 0 : -EINVAL;
 }
 
-/* Blocks of many rows in bf16 on tiles or in int8: gates and what they are for are summed side by
- * side, and pass where the sums are; to pairs for the next product, or to f32, since rows of int8
- * are rounded as a whole. Not in wide runs, which large models have: see decision 24. */
+/* Many rows in bf16 on tiles, or blocks of them in int8: gates pass where they are summed, to pairs
+ * for the next product, or to f32, since rows of int8 are rounded as a whole. */
 int kn_cpu_gated(struct kn_stream *st, const struct kn_gemm_args *up, enum kn_act act,
                  const struct kn_gemm_args *down)
 {
     const struct kn_mat *w = up->w, *v = down->w;
-    const bool int8 = w->int8 && v->int8 && by_rows8(w) && by_rows8(v);
+    const bool int8 = !st->wide && w->int8 && v->int8 && by_rows8(w) && by_rows8(v);
     const bool pairs = !w->int8 && !v->int8 && by_pairs(w, up->m) && by_pairs(v, up->m);
-    if (st->wide || (!int8 && !pairs) || up->m <= KN_COLUMNS || up->m > KN_PAIRS_ROWS ||
-        up->accumulate || v->k % w->dev->simd->nr)
+    if ((!int8 && !pairs) || up->m <= KN_COLUMNS || up->m > KN_PAIRS_ROWS || up->accumulate ||
+        v->k % w->dev->simd->nr)
         return -ENOTSUP;
     struct gemm_par g = {.a = up, .glu = w->dev->simd->row.glu[act]};
     g.gated =

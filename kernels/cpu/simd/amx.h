@@ -47,8 +47,7 @@ static inline void amx_open(void)
     _tile_loadconfig(&c);
 }
 
-/* Lines of C that a panel's sums will go to, not asked for yet: each row's are in another place, so
- * the processor does not see them coming. */
+/* Lines that sums will go to, not asked for yet. The processor does not see them coming. */
 struct amx_claim {
     const float *c;
     size_t ldc, rows, due; /* rows: left; due: at a time */

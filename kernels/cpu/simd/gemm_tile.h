@@ -14,9 +14,9 @@
 
 enum {
     TILE_NR = TILE_NV * VL,
-    TILE_KC = KN_GEMM_KC,    /* chosen: 14 x 384 x 4 bytes = half of a 48 KiB L1 */
+    TILE_KC = 384,           /* chosen: 14 x 384 x 4 bytes = half of a 48 KiB L1 */
     TILE_LDA = TILE_KC + 16, /* odd number of cache lines */
-    TILE_NC = KN_GEMM_NC,    /* chosen: 512 x 384 x 4 bytes = 768 KiB of B in L2 */
+    TILE_NC = 512,           /* chosen: 512 x 384 x 4 bytes = 768 KiB of B in L2 */
     TILE_AHEAD = 24,         /* k steps of software prefetch */
     TILE_FEW = KN_GEMM_FEW,  /* measured: panels of a pass over one tile's rows; 4 are no faster */
     TILE_FEW_K = 64 / TILE_UNIT, /* chosen: 2 x 32 x 64 x 4 bytes = 16 KiB */

@@ -56,17 +56,21 @@ static float *words_sums(const struct words_plan *x, size_t i, size_t pair)
 
 static struct words_plan words_plan(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
 {
-    struct words_plan x = {.panel0 = panel0, .panel1 = panel1, .panels = 1};
+    const size_t unit = j->glu ? 2 : 1, behind = j->glu ? 2 : 0; /* panels; behind: that pass yet */
+    struct words_plan x = {.panel0 = panel0, .panel1 = panel1, .panels = unit};
     x.units = (j->k + TILE_UNIT - 1) / TILE_UNIT;
     x.n_pairs = (j->m + 2 * AMX_ROWS - 1) / (2 * AMX_ROWS);
+    const size_t pieces = (size_t)2 * WORDS_KC * TILE_NR * sizeof(elem);
     const size_t n = (x.units + WORDS_KC - 1) / WORDS_KC;
     x.kc = ((x.units + AMX_UNITS - 1) / AMX_UNITS + n - 1) / n * AMX_UNITS;
-    const size_t pieces = (size_t)2 * WORDS_KC * TILE_NR * sizeof(elem);
     x.sums = (float *)(void *)((char *)j->block + pieces);
-    if (j->m * j->k * sizeof(elem) / 2 > WORDS_A_BYTES)
-        x.panels = (KN_GEMM_BLOCK - pieces) / (x.n_pairs * WORDS_SUMS * sizeof(float));
-    if (j->glu) x.panels = x.panels == 1 ? 2 : x.panels / 4 * 2;
-    x.rooms = j->glu ? 2 * x.panels : x.panels;
+    if (j->m * j->k * sizeof(elem) / 2 > WORDS_A_BYTES) { /* turns of as many, as few as can be */
+        const size_t rooms = (KN_GEMM_BLOCK - pieces) / (x.n_pairs * WORDS_SUMS * sizeof(float));
+        const size_t all = (panel1 - panel0) / unit, most = (rooms - behind) / unit;
+        const size_t turns = (all + most - 1) / most;
+        x.panels = (all + turns - 1) / turns * unit;
+    }
+    x.rooms = x.panels + behind;
     return x;
 }
 
@@ -127,9 +131,11 @@ static void words_rows(const struct kn_gemm_job *j, const struct words_plan *x, 
             amx_begin(j, h, &t[h]);
         else
             amx_load(h, sums + h * AMX_ROWS * TILE_NR, TILE_NR);
-    const bool last = w->k0 + w->kc == x->units, anew = last && !j->glu && !j->accumulate;
-    struct amx_claim claim = {j->c + row * j->ldc + w->p * TILE_NR, j->ldc, anew ? R : 0,
-                              (R + steps - 1) / steps};
+    const bool last = w->k0 + w->kc == x->units, out = last && !j->glu;
+    /* What is stored behind these steps, and of sums what is loaded then. */
+    const size_t lines = out ? (j->accumulate ? 0 : R) : (w->k0 ? 4 : 2) * AMX_ROWS;
+    struct amx_claim claim = {out ? j->c + row * j->ldc + w->p * TILE_NR : sums,
+                              out ? j->ldc : TILE_NR, lines, (lines + steps - 1) / steps};
     for (size_t i = 0; i < steps; i++, a += AMX_UNITS, b += AMX_UNITS * TILE_NR) {
         _tile_loadd(6, b, AMX_LDB);
         _tile_loadd(7, b + VL, AMX_LDB);
@@ -147,7 +153,7 @@ static void words_rows(const struct kn_gemm_job *j, const struct words_plan *x, 
         if (two) _tile_dpbf16ps(3, 5, 7);
     }
     for (int h = 0; h <= two; h++)
-        if (last && !j->glu)
+        if (out)
             amx_end(j, h, &t[h]);
         else
             amx_store(h, sums + h * AMX_ROWS * TILE_NR, TILE_NR);
@@ -166,9 +172,9 @@ static void words_gates(const struct kn_gemm_job *j, const struct words_plan *x,
 
 static int words_gemm(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
 {
-    const struct words_plan x = words_plan(j, panel0, panel1);
     elem *to[2] = {j->block, (elem *)j->block + WORDS_KC * TILE_NR};
     if (panel0 == panel1) return 0;
+    const struct words_plan x = words_plan(j, panel0, panel1);
     struct words_piece w = words_begin(j, &x, panel0, 0, to[0]);
     struct words_between o = {0};
     while (j->coded && w.done < w.all)

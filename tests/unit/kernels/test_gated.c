@@ -173,10 +173,16 @@ TEST(bf16_of_widths_that_are_no_panels)
     check((struct kind){"own-bf16", 65, 150});
 }
 
-/* Several pieces of k, which three groups of panels share. */
+/* Several pieces of k, which two groups of panels share. */
 TEST(bf16_of_long_rows)
 {
     check((struct kind){"own-bf16", 1400, 352, .biases = true, .only = 512});
+}
+
+/* Panels enough for long items and short ones, of as few rows as go by pairs. */
+TEST(bf16_in_items_of_two_lengths)
+{
+    check((struct kind){"own-bf16", 256, 800, .only = 17});
 }
 
 TEST(codes_of_one_form)
