@@ -81,7 +81,10 @@ static struct words_piece words_begin(const struct kn_gemm_job *j, const struct 
     const size_t p = j->glu ? gated_panel(j->n, i) : i;
     struct words_piece w = {.i = i, .p = p, .k0 = k0, .kc = kc, .b = to, .to = to};
     w.all = words_steps(&w) * WORDS_PARTS;
-    if (j->coded) return w;
+    if (j->coded) {
+        words_find(j, &w);
+        return w;
+    }
     w.b = (const elem *)j->b + (p * x->units + k0) * TILE_NR;
     if (w.kc % AMX_UNITS) { /* what follows is another panel's, or no panel's */
         memcpy(to, w.b, w.kc * TILE_NR * sizeof *to);

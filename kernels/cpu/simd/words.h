@@ -12,21 +12,31 @@ enum { WORDS_PARTS = 8 }; /* of a step */
 
 /* Units [k0, k0 + kc) of panel p. */
 struct words_piece {
-    size_t i, p, k0, kc; /* i: counts the panels in their order, see gated_panel() */
-    const elem *b;       /* with zeros up to a whole step */
-    elem *to;            /* where they are unpacked to, or copied */
-    size_t all, done;    /* parts */
-    /* Of 4 bits: */
-    const uint8_t *codes; /* the panel's, and the step of it that is unpacked */
-    struct kn_step at;
-    elem *step;      /* to here */
+    size_t i, p, k0, kc;  /* i: counts the panels in their order, see gated_panel() */
+    const elem *b;        /* with zeros up to a whole step */
+    elem *to;             /* where they are unpacked to, or copied */
+    size_t all, done;     /* parts */
+    const uint8_t *codes; /* the panel's, and which of CODES_FORMS they are, or none */
+    size_t form;
+    struct kn_step at; /* of 4 bits the step that is unpacked, to: */
+    elem *step;
     struct scales s; /* of the vector at hand */
-    meaning of;
 };
 
 static size_t words_steps(const struct words_piece *w)
 {
     return (w->kc + AMX_UNITS - 1) / AMX_UNITS;
+}
+
+static void words_find(const struct kn_gemm_job *j, struct words_piece *w)
+{
+#define ONE(...) __VA_ARGS__,
+    static const struct codes_form all[] = {CODES_FORMS(ONE)};
+#undef ONE
+    const struct kn_panel *panel = &j->coded->panel[w->p];
+    w->codes = j->coded->data + panel->at;
+    while (w->form < sizeof all / sizeof *all && !codes_form_same(&panel->form, &all[w->form]))
+        w->form++;
 }
 
 static void words_unpack(const struct kn_gemm_job *j, const struct words_piece *w,
@@ -38,15 +48,17 @@ static void words_unpack(const struct kn_gemm_job *j, const struct words_piece *
 }
 
 /* Word `word` of the columns of vector v: a pair of each quarter of a step. */
-VF_INLINE void words_word(const struct words_piece *w, size_t v, size_t word)
+VF_INLINE void words_word(const struct codes_form f, const struct words_piece *w, size_t v,
+                          size_t word)
 {
+    const meaning of = meaning_of(f);
     const words x = words_load(w->codes + w->at.codes + (v * 4 + word) * VL * 4);
     elem *to = w->step + word * TILE_NR + v * VL;
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
         const vf d = w->s.d[j / 2], m = w->s.m[j / 2];
-        const vf lo = vf_fma(nibble(0, x, j, w->of), d, m);
-        const vf hi = vf_fma(nibble(0, x, j + 4, w->of), d, m);
+        const vf lo = value(f, nibble(0, x, j, of), d, m);
+        const vf hi = value(f, nibble(0, x, j + 4, of), d, m);
         _mm512_storeu_si512(to + (size_t)j * 4 * TILE_NR, bf16_pairs(lo, hi));
     }
 }
@@ -59,34 +71,40 @@ static void words_fetch(struct words_piece *w)
     w->done++;
 }
 
+/* The next part where this is the panel's form. */
+VF_INLINE void words_codes(const struct codes_form f, const struct kn_gemm_job *j,
+                           struct words_piece *w)
+{
+    const size_t unit = w->done / WORDS_PARTS * AMX_UNITS, part = w->done % WORDS_PARTS;
+    w->done++;
+    if (f.bits != 4) {
+        if (part == 0) words_unpack(j, w, &j->coded->panel[w->p], unit, w->to + unit * TILE_NR);
+        return;
+    }
+    if (part == 0) {
+        const struct kn_layout l = kn_layout(&f, NR);
+        w->at = kn_step_at(&l, (w->k0 + unit) * TILE_UNIT / CODES_STEP);
+        w->step = w->to + unit * TILE_NR;
+    }
+    if (part % 4 == 0) step_scales(f, w->codes, w->at, part / 4, &w->s);
+    words_word(f, w, part / 4, part % 4);
+}
+
 static void words_part(const struct kn_gemm_job *j, struct words_piece *w)
 {
+    size_t form = 0;
     if (!j->coded) {
         words_fetch(w);
         return;
     }
-    const size_t unit = w->done / WORDS_PARTS * AMX_UNITS, part = w->done % WORDS_PARTS;
-    const struct kn_panel *panel = &j->coded->panel[w->p];
-    const struct codes_form f = panel->form;
-    w->done++;
-    if (part == 0) {
-        elem *to = w->to + unit * TILE_NR;
-        if (f.bits != 4) {
-            words_unpack(j, w, panel, unit, to);
-            return;
-        }
-        const struct kn_layout l = kn_layout(&f, NR);
-        w->codes = j->coded->data + panel->at;
-        w->at = kn_step_at(&l, (w->k0 + unit) * TILE_UNIT / CODES_STEP);
-        w->step = to;
-        w->of = meaning_of(f);
+#define TRY(...)                                                                                   \
+    if (w->form == form++) {                                                                       \
+        words_codes((struct codes_form)__VA_ARGS__, j, w);                                         \
+        return;                                                                                    \
     }
-    if (f.bits != 4) return;
-    if (part % 4 == 0) {
-        step_scales(f, w->codes, w->at, part / 4, &w->s);
-        if (!f.min) w->s.m[0] = w->s.m[1] = vf_set1(-0.0f); /* added, it changes no product */
-    }
-    words_word(w, part / 4, part % 4);
+    CODES_FORMS(TRY)
+#undef TRY
+    words_codes((struct codes_form){0}, j, w);
 }
 
 #endif
