@@ -329,7 +329,8 @@ def test_kill_under_load():
         heads = [read_until(s, b'"w0') for s in begun]
         assert all(b'"w0' in h for h in heads)
         split = [w["in_flight"] for w in workers(g)]
-        assert sum(split) == 16 and max(split) <= 10, split
+        # Alike as they are they go to one worker while it has at most eight more than the other (policy/route.c).
+        assert sum(split) == 16 and max(split) - min(split) <= 9, split
         waiting = streams(g, 16, {"n": 2, "comment": 1, "hold": hold, "hold_at": 0})
         until("both are busy", lambda: sum(w["in_flight"] for w in workers(g)) == 32)
         victim = workers(g)[0]
