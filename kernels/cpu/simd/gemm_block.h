@@ -9,6 +9,10 @@
 #ifndef KERNELS_CPU_SIMD_GEMM_BLOCK_H
 #define KERNELS_CPU_SIMD_GEMM_BLOCK_H
 
+#include <assert.h>
+
+static_assert(sizeof(elem) * TILE_NC * TILE_KC <= KN_GEMM_BLOCK, "room for a block");
+
 /* Panels [p0, p1), k units [k0, k0 + kc) into the job's block, one after the other. */
 static const elem *tile_open(const struct kn_gemm_job *j, size_t p0, size_t p1, size_t k0,
                              size_t kc)

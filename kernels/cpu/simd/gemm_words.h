@@ -56,7 +56,8 @@ static float *words_sums(const struct words_plan *x, size_t i, size_t pair)
 
 static struct words_plan words_plan(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
 {
-    const size_t unit = j->glu ? 2 : 1, behind = j->glu ? 2 : 0; /* panels; behind: that pass yet */
+    const size_t unit = j->glu ? 2 : 1;   /* panels together: of gates, their other half */
+    const size_t behind = j->glu ? 2 : 0; /* whose gates pass while the next ones are summed */
     struct words_plan x = {.panel0 = panel0, .panel1 = panel1, .panels = unit};
     x.units = (j->k + TILE_UNIT - 1) / TILE_UNIT;
     x.n_pairs = (j->m + 2 * AMX_ROWS - 1) / (2 * AMX_ROWS);
