@@ -61,7 +61,7 @@ static void settle_info(struct kn_dev *d)
      * then. */
     d->head.info.wide_rows_large =
         kn_cpu_tiles(d) && !d->int8 ? KN_PAIRS_ROWS : d->head.info.wide_rows_max;
-    d->head.info.step_flops = kn_cpu_tiles(d) ? 16e9 : 8e9;
+    d->head.info.step_flops = kn_cpu_tiles(d) ? 32e9 : 8e9;
 }
 
 static int tune(struct kn_dev *d, const struct kn_tuning *t)

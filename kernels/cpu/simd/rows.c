@@ -7,35 +7,6 @@
 #include "kernels/cpu/simd/table.h"
 #include "kernels/cpu/simd/vec_load.h"
 
-/* 1 / rms(x) */
-VF_INLINE vf inverse_rms(const float *x, size_t D, float eps)
-{
-    vf s[4] = {vf_set1(0), vf_set1(0), vf_set1(0), vf_set1(0)};
-    size_t i = 0;
-    for (; i + 4 * VL <= D; i += 4 * VL)
-        for (int v = 0; v < 4; v++) {
-            vf a = vf_load(x + i + v * VL);
-            s[v] = vf_fma(a, a, s[v]);
-        }
-    for (; i < D; i += VL) {
-        vf a = D - i >= VL ? vf_load(x + i) : vf_loadn(x + i, D - i);
-        s[0] = vf_fma(a, a, s[0]);
-    }
-    float sum = vf_hsum(vf_add(vf_add(s[0], s[1]), vf_add(s[2], s[3])));
-    return vf_set1(1.0f / sqrtf(sum / (float)D + eps));
-}
-
-static void rmsnorm(const float *x, size_t D, const float *w, float eps, float *out)
-{
-    const vf inv = inverse_rms(x, D, eps);
-    size_t i = 0;
-    for (; i + VL <= D; i += VL)
-        vf_store(out + i, vf_mul(vf_mul(vf_load(x + i), inv), vf_load(w + i)));
-    if (i < D)
-        vf_storen(out + i, vf_mul(vf_mul(vf_loadn(x + i, D - i), inv), vf_loadn(w + i, D - i)),
-                  D - i);
-}
-
 /* A part of a row: whole vectors, and what is left of them. */
 VF_INLINE vf part(const float *x, size_t n)
 {
@@ -48,6 +19,34 @@ VF_INLINE void put_part(float *x, vf v, size_t n)
         vf_store(x, v);
     else
         vf_storen(x, v, n);
+}
+
+enum { ROWS_AHEAD = 1024 }; /* floats, chosen; rows follow one another, and come from beyond L2 */
+
+/* 1 / rms(x) */
+VF_INLINE vf inverse_rms(const float *x, size_t D, float eps)
+{
+    vf s[4] = {vf_set1(0), vf_set1(0), vf_set1(0), vf_set1(0)};
+    size_t i = 0;
+    for (; i + 4 * VL <= D; i += 4 * VL)
+        for (int v = 0; v < 4; v++) {
+            vf a = vf_load(x + i + v * VL);
+            __builtin_prefetch(x + i + v * VL + ROWS_AHEAD);
+            s[v] = vf_fma(a, a, s[v]);
+        }
+    for (; i < D; i += VL) {
+        vf a = part(x + i, D - i);
+        s[0] = vf_fma(a, a, s[0]);
+    }
+    float sum = vf_hsum(vf_add(vf_add(s[0], s[1]), vf_add(s[2], s[3])));
+    return vf_set1(1.0f / sqrtf(sum / (float)D + eps));
+}
+
+static void rmsnorm(const float *x, size_t D, const float *w, float eps, float *out)
+{
+    const vf inv = inverse_rms(x, D, eps);
+    for (size_t i = 0; i < D; i += VL)
+        put_part(out + i, vf_mul(vf_mul(part(x + i, D - i), inv), part(w + i, D - i)), D - i);
 }
 
 /* The variance is that of the differences, a pass of its own: x^2 - mean^2 cancels. */
