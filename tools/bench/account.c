@@ -3,7 +3,8 @@
  *
  * Rounds are as in ttft, chunks in RAM. Each runs every method twice in a row, without and with the
  * clocks, so what these cost stands beside what they say. A method's account is that of its fastest
- * round, of which other programs took the least: its kinds add up to the threads' time in it. */
+ * round, of which other programs took the least: its kinds add up to the threads' time in it. So
+ * the ceiling beside it is the best round's, too. */
 #include "tools/bench/bench.h"
 #include "tools/bench/figures.h"
 #include "tools/bench/opclock.h"
