@@ -17,12 +17,6 @@
 
 enum { KN_BYTES_STEP = 32, KN_BYTES_ROWS = 4 /* of the register tile */ };
 
-/* What a step has as whole numbers of 4 bits, one scale a column: they stay what they are. */
-static inline __attribute__((always_inline)) bool kn_bytes_narrow(const struct codes_form *f)
-{
-    return f->bits == 4 && !f->table && f->group >= KN_BYTES_STEP;
-}
-
 /* A step of the rows of a tile: value k of it is byte k % 16 * 2 + k / 16. Four bytes of a row meet
  * four of each column, a lane; so one mask takes the nibbles of a coded panel's word apart
  * (coded.h). */

@@ -25,7 +25,8 @@ enum { KN_PARTS_MAX = 4 };
 struct kn_coded {
     unsigned nr, lanes; /* columns of a panel, of a vector */
     size_t k, n_panels, bytes;
-    bool all; /* panels are codes */
+    bool all;            /* panels are codes */
+    bool whole4, whole8; /* all as kn_codes_whole() says, of 8 bits or less */
     struct kn_panel *panel;
     uint8_t *data; /* in the slab */
     struct kn_slab *slab;
@@ -72,6 +73,14 @@ static inline __attribute__((always_inline)) struct kn_step kn_step_at(const str
 static inline __attribute__((always_inline)) size_t kn_nibble(size_t w, size_t j)
 {
     return 8 * (j % 4) + 2 * w + j / 4;
+}
+
+/* Whole numbers of 4 bits (or 8) with one scale for all of a column's step: some products take them
+ * as they are. */
+static inline __attribute__((always_inline)) bool kn_codes_whole(const struct codes_form *f,
+                                                                 bool or_8)
+{
+    return (f->bits == 4 || (or_8 && f->bits == 8)) && !f->table && f->group >= CODES_STEP;
 }
 
 struct kn_dev;

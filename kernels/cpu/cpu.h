@@ -10,6 +10,7 @@
 #include "kernels/cpu/coded.h"
 #include "kernels/cpu/int8.h"
 #include "kernels/cpu/pages.h"
+#include "kernels/cpu/rows16.h"
 #include "kernels/cpu/simd/row_table.h"
 #include "kernels/kn_int.h"
 
@@ -33,13 +34,14 @@ struct kn_gemm_job {
     size_t lda, m;
     const void *b; /* packed panels (mat.c), or NULL: */
     const struct kn_coded *coded;
-    bool as_f32, as_codes; /* not rounded on the way; whole numbers of 4 bits, by rows in 16 */
+    bool as_f32;         /* not rounded on the way */
     void *block, *pairs; /* room for a block of them, unpacked: KN_GEMM_BLOCK bytes; for pairs.h */
     bool paired;         /* they are there already, all rows at once */
     const void *columns; /* pairs.h: instead of a */
     const struct kn_int8 *int8;        /* in 8 bits, with: */
     const struct kn_int8_rows *rows;   /* instead of a */
     const struct kn_bytes_rows *bytes; /* bytes.h: instead of a; with b or coded, and block */
+    const struct kn_rows16 *rows16;    /* rows16.h: instead of a; with coded */
     size_t n, k;
     const float *bias;
     float *c;
@@ -105,11 +107,12 @@ struct kn_dev {
     struct kn_dev_head head;
     enum kn_isa isa;
     const struct kn_simd *simd;
-    bool has_bf16;     /* AVX512-BF16 usable with the chosen kernels */
-    kn_gemm_fn *int16; /* products in 16 bits, where there is no bf16; or NULL */
-    bool int8;         /* weights of the layers are in 8 bits, as well or alone, but with */
-    bool bytes;        /* multiplied as bytes.h says, and kept as without int8 */
-    bool kv_q8;        /* pages are in 8 bits */
+    bool has_bf16;                      /* AVX512-BF16 usable with the chosen kernels */
+    kn_gemm_fn *int16;                  /* products in 16 bits, or NULL */
+    const struct kn_rows16_ops *rows16; /* or NULL */
+    bool int8;  /* weights of the layers are in 8 bits, as well or alone, but with */
+    bool bytes; /* multiplied as bytes.h says, and kept as without int8 */
+    bool kv_q8; /* pages are in 8 bits */
     enum kn_arith arith;
     bool allow_bf16;
     enum kn_gemm_kind gemm;

@@ -101,6 +101,7 @@ int kn_cpu_create(const struct kn_dev_opts *o, struct kn_dev **ret_dev, struct e
     d->simd = kn_isa_table(d->isa);
     d->has_bf16 = d->isa >= KN_ISA_AVX512_BF16;
     d->int16 = kn_isa_int16(d->isa);
+    d->rows16 = kn_isa_rows16(d->isa);
     d->int8 = o->weights == KN_WEIGHTS_INT8;
     d->bytes = d->int8 && !kn_isa_int8(d->isa);
     if (d->bytes && !kn_isa_bytes(d->isa)) {

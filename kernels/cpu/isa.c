@@ -55,13 +55,25 @@ bool kn_isa_int8(enum kn_isa isa)
 #endif
 }
 
-/* Of no use beside bf16, nor without VNNI beside FMAs of 512 bits: as many operations for as many
+/* Of no use beside tiles, nor without VNNI beside FMAs of 512 bits: as many operations for as many
  * products. */
 kn_gemm_fn *kn_isa_int16(enum kn_isa isa)
 {
 #if defined(__x86_64__)
-    if (isa == KN_ISA_AVX512) return kn_isa_int8(isa) ? kn_avx512_gemm_int16 : NULL;
+    if (isa == KN_ISA_AVX512 || isa == KN_ISA_AVX512_BF16)
+        return kn_isa_int8(isa) ? kn_avx512_gemm_int16 : NULL;
     if (isa == KN_ISA_AVX2) return kn_isa_int8(isa) ? kn_avx2_vnni_gemm_int16 : kn_avx2_gemm_int16;
+#endif
+    return NULL;
+}
+
+const struct kn_rows16_ops *kn_isa_rows16(enum kn_isa isa)
+{
+#if defined(__x86_64__)
+    if (isa == KN_ISA_AVX512 || isa == KN_ISA_AVX512_BF16)
+        return kn_isa_int8(isa) ? &kn_avx512_rows16 : NULL;
+    if (isa == KN_ISA_AMX) return &kn_amx_rows16;
+    if (isa == KN_ISA_AVX2) return kn_isa_int8(isa) ? &kn_avx2_vnni_rows16 : &kn_avx2_rows16;
 #endif
     return NULL;
 }
@@ -92,9 +104,16 @@ bool kn_isa_int8(enum kn_isa isa)
 }
 kn_gemm_fn *kn_isa_int16(enum kn_isa isa)
 {
-    return isa == KN_ISA_AVX512 ? kn_avx512_gemm_int16
-           : isa == KN_ISA_AVX2 ? kn_avx2_gemm_int16
-                                : NULL;
+    return isa == KN_ISA_AVX512 || isa == KN_ISA_AVX512_BF16 ? kn_avx512_gemm_int16
+           : isa == KN_ISA_AVX2                              ? kn_avx2_gemm_int16
+                                                             : NULL;
+}
+const struct kn_rows16_ops *kn_isa_rows16(enum kn_isa isa)
+{
+    return isa == KN_ISA_AMX      ? &kn_amx_rows16
+           : isa >= KN_ISA_AVX512 ? &kn_avx512_rows16
+           : isa == KN_ISA_AVX2   ? &kn_avx2_rows16
+                                  : NULL;
 }
 #endif
 

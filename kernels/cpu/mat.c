@@ -248,69 +248,91 @@ struct gemm_par {
     const struct kn_gemm_args *a;
     size_t n_items;        /* of each product, */
     size_t n_large, large; /* whose first n_large are as long as `large` others */
-    char *rows;            /* in 8 bits, one product's behind the other's; NULL: as they are */
+    char *rows;            /* rounded, one product's behind the other's; NULL: as they are */
     char *columns;         /* the same, as columns of tiles */
-    size_t row_items;      /* of each product, ROWS8 rows of it */
+    size_t row_items;      /* of each product, ROWS rows of it */
     void *pairs;    /* of the one product there is, as pairs; NULL: each item makes its own */
     kn_glu_fn *glu; /* of its columns, and where that goes; see struct kn_gemm_job */
     void *gated;
     size_t ldg;
 };
 
-enum { ROWS8 = 16 }; /* that are rounded together; chosen */
+enum { ROWS = 16 }; /* that are rounded together; chosen */
 
-static size_t rows8_bytes(const struct kn_gemm_args *a)
+/* Decode steps beside codes take these, as bytes where they stay what they are, and f32 where that
+ * is what a weight is kept in. */
+static bool by_rows8(const struct kn_mat *w)
 {
-    struct kn_int8_rows r;
-    if (a->w->bytes) return kn_bytes_size(a->m, a->w->k);
-    return kn_int8_place(a->m, a->w->k, NULL, &r);
+    if (!w->dev->replaying) return w->bytes || w->int8;
+    return w->bytes && w->coded ? w->coded->whole4 : w->int8 && !w->coded;
 }
 
-static char *rows8_at(const struct gemm_par *g, size_t i)
+/* Decode steps where not all has to be f32: codes as they are. */
+static bool by_rows16(const struct kn_mat *w)
+{
+    const struct kn_dev *d = w->dev;
+    if (!d->rows16 || !d->replaying || !w->coded || w->bytes) return false;
+    return (d->rows16->codes8 ? w->coded->whole8 : w->coded->whole4) &&
+           (d->gemm != GEMM_OWN_F32 || d->int8);
+}
+
+/* Of one product; 0: they stay f32, or are rounded elsewhere. */
+static size_t rows_bytes(const struct kn_gemm_args *a)
+{
+    struct kn_int8_rows rows8;
+    struct kn_rows16 rows16;
+    if (by_rows16(a->w)) return kn_rows16_place(a->m, a->w->k, NULL, &rows16);
+    if (!by_rows8(a->w)) return 0;
+    return a->w->bytes ? kn_bytes_size(a->m, a->w->k) : kn_int8_place(a->m, a->w->k, NULL, &rows8);
+}
+
+static char *rows_at(const struct gemm_par *g, size_t i)
 {
     char *at = g->rows;
     for (size_t p = 0; p < i; p++)
-        at += rows8_bytes(&g->a[p]);
+        at += rows_bytes(&g->a[p]);
     return at;
 }
 
-static struct kn_int8_rows rows8_of(const struct gemm_par *g, size_t i)
-{
-    struct kn_int8_rows r;
-    (void)kn_int8_place(g->a[i].m, g->a[i].w->k, rows8_at(g, i), &r);
-    return r;
-}
-
 /* Some rows of one product. */
-static int rows8_item(struct kn_stream *st, void *arg, size_t item)
+static int rows_item(struct kn_stream *st, void *arg, size_t item)
 {
     const struct gemm_par *g = arg;
     const struct kn_gemm_args *a = &g->a[item / g->row_items];
-    const size_t row = item % g->row_items * ROWS8, left = a->m > row ? a->m - row : 0;
-    if (left == 0) return 0;
+    const size_t row = item % g->row_items * ROWS, left = a->m > row ? a->m - row : 0;
+    const size_t n = left < ROWS ? left : ROWS;
+    char *at = rows_at(g, item / g->row_items);
+    if (n == 0 || rows_bytes(a) == 0) return 0;
+    if (by_rows16(a->w)) {
+        struct kn_rows16 r;
+        (void)kn_rows16_place(a->m, a->w->k, at, &r);
+        st->dev->rows16->round(a->a, a->lda, row, n, &r);
+        return 0;
+    }
 #if defined(__x86_64__)
-    static_assert(ROWS8 % KN_BYTES_ROWS == 0, "whole tiles");
+    static_assert(ROWS % KN_BYTES_ROWS == 0, "whole tiles");
     if (a->w->bytes) {
-        void *to = rows8_at(g, item / g->row_items) + kn_bytes_size(row, a->w->k);
-        kn_avx2_bytes_rows(a->a + row * a->lda, a->lda, left < ROWS8 ? left : ROWS8, a->w->k, to);
+        void *to = at + kn_bytes_size(row, a->w->k);
+        kn_avx2_bytes_rows(a->a + row * a->lda, a->lda, n, a->w->k, to);
         return 0;
     }
 #endif
-    struct kn_int8_rows r = rows8_of(g, item / g->row_items);
+    struct kn_int8_rows r;
+    (void)kn_int8_place(a->m, a->w->k, at, &r);
     float *room = kn_cpu_scratch(st, KN_SLOT_WEIGHTS, KN_GEMM_BLOCK);
     if (!room) return -ENOMEM;
     r.q += row * r.stride;
     r.scale += row;
     r.sum += row;
-    kn_int8_rows_of(st->dev->isa)(a->a + row * a->lda, a->lda, left < ROWS8 ? left : ROWS8, a->w->k,
-                                  room, &r);
+    kn_int8_rows_of(st->dev->isa)(a->a + row * a->lda, a->lda, n, a->w->k, room, &r);
     return 0;
 }
 
 /* Products of few rows with codes, on tiles. */
 static bool by_columns(const struct kn_mat *w, size_t m)
 {
-    return w->coded && w->coded->all && m <= KN_COLUMN_ROWS && kn_cpu_tiles(w->dev);
+    return w->coded && w->coded->all && m <= KN_COLUMN_ROWS && kn_cpu_tiles(w->dev) &&
+           !by_rows16(w);
 }
 
 /* Where those of product i begin, bytes. */
@@ -346,33 +368,19 @@ static int prepare_columns(struct kn_stream *st, struct gemm_par *g, size_t n)
     return kn_par(st, n * KN_COLUMN_TILES, columns_item, g);
 }
 
-/* Whole numbers of 4 bits throughout. */
-static bool is_narrow(const struct kn_coded *c)
-{
-    size_t i = 0;
-    while (i < c->n_parts && kn_bytes_narrow(&c->part[i].form))
-        i++;
-    return i == c->n_parts;
-}
-
-/* Decode steps in 16 bits take these as they are. */
-static bool by_codes(const struct kn_mat *w)
-{
-    return w->kind == GEMM_OWN_INT16 && w->dev->replaying && w->coded && is_narrow(w->coded);
-}
-
 /* A weight on its way to other numbers costs more than the product with one row, but for tiles. */
 static bool by_f32(const struct kn_mat *w)
 {
     const bool turned = w->coded || w->kind == GEMM_OWN_INT16;
     return w->kind == GEMM_OWN_F32 ||
-           (turned && w->dev->replaying && !by_columns(w, 1) && !by_codes(w));
+           (turned && w->dev->replaying && !by_columns(w, 1) && !by_rows16(w));
 }
 
 /* Products in bf16 that read rows as pairs. */
 static bool by_pairs(const struct kn_mat *w, size_t m)
 {
-    return w->dev->isa == KN_ISA_AMX && w->kind == GEMM_OWN_BF16 && !by_f32(w) && !by_columns(w, m);
+    return w->dev->isa == KN_ISA_AMX && w->kind == GEMM_OWN_BF16 && !by_f32(w) &&
+           !by_columns(w, m) && !by_rows16(w);
 }
 
 static int pairs_item(struct kn_stream *st, void *arg, size_t item)
@@ -399,32 +407,21 @@ static int prepare_pairs(struct kn_stream *st, struct gemm_par *g)
     return kn_par(st, (a->m + KN_COLUMNS - 1) / KN_COLUMNS, pairs_item, g);
 }
 
-/* Decode steps beside codes take these, as bytes where they stay what they are, and f32 where that
- * is what a weight is kept in. */
-static bool by_rows8(const struct kn_mat *w)
-{
-    if (!w->dev->replaying) return w->bytes || w->int8;
-    return w->bytes && w->coded ? is_narrow(w->coded) : w->int8 && !w->coded;
-}
-
 /* Rows are rounded before products share them. */
 static int prepare_rows(struct kn_stream *st, struct gemm_par *g, size_t n)
 {
-    const struct kn_mat *w = g->a->w;
-    size_t bytes = 0;
-    if (!by_rows8(w)) {
-        const int r = n == 1 ? prepare_pairs(st, g) : 0;
-        return r < 0 ? r : prepare_columns(st, g, n);
-    }
-    size_t m = 1;
+    size_t bytes = 0, m = 1;
     for (size_t i = 0; i < n; i++) {
-        bytes += rows8_bytes(&g->a[i]);
+        bytes += rows_bytes(&g->a[i]);
         m = m > g->a[i].m ? m : g->a[i].m;
     }
-    g->row_items = (m + ROWS8 - 1) / ROWS8;
+    const int r = prepare_columns(st, g, n);
+    if (r < 0) return r;
+    if (bytes == 0) return n == 1 ? prepare_pairs(st, g) : 0;
+    g->row_items = (m + ROWS - 1) / ROWS;
     g->rows = kn_cpu_scratch(st, KN_SLOT_ROWS, bytes);
     if (!g->rows) return -ENOMEM;
-    return kn_par(st, n * g->row_items, rows8_item, g);
+    return kn_par(st, n * g->row_items, rows_item, g);
 }
 
 /* Panels that stay together: read at once, or one of gates and its other half. */
@@ -466,6 +463,7 @@ static void cut(struct gemm_par *g, size_t n)
 static int run_panels(const struct kn_mat *w, const struct kn_gemm_job *j, size_t p0, size_t p1)
 {
     if (j->rows) return kn_int8_gemm_of(w->dev->isa)(j, p0, p1);
+    if (j->rows16) return w->dev->rows16->gemm(j, p0, p1);
 #if defined(__x86_64__)
     if (j->bytes) return kn_avx2_gemm_bytes(j, p0, p1);
     if (j->columns) return kn_gemm_codes_amx(j, p0, p1);
@@ -491,31 +489,33 @@ static int gemm_item(struct kn_stream *st, void *arg, size_t item)
                             .ldc = a->ldc,
                             .accumulate = a->accumulate,
                             .as_f32 = by_f32(w),
-                            .as_codes = by_codes(w),
                             .glu = g->glu,
                             .gated = g->gated,
                             .ldg = g->ldg,
                             .cancel = st->cancel};
-    struct kn_int8_rows rows;
+    struct kn_int8_rows rows8;
+    struct kn_rows16 rows16;
     const bool pairs = !g->rows && by_pairs(w, a->m);
-    const bool int16 = w->kind == GEMM_OWN_INT16 && !j.as_f32;
-    if (g->rows && w->bytes) {
-        j.bytes = (const void *)rows8_at(g, item / g->n_items);
+    const bool int16 = w->kind == GEMM_OWN_INT16 && !j.as_f32 && !by_rows16(w);
+    if (by_rows16(w)) {
+        (void)kn_rows16_place(a->m, w->k, rows_at(g, item / g->n_items), &rows16);
+        j.rows16 = &rows16;
+        j.coded = w->coded;
+    } else if (g->rows && w->bytes) {
+        j.bytes = (const void *)rows_at(g, item / g->n_items);
         j.coded = w->coded;
     } else if (g->rows) {
-        rows = rows8_of(g, item / g->n_items);
+        (void)kn_int8_place(a->m, w->k, rows_at(g, item / g->n_items), &rows8);
         j.int8 = w->int8;
-        j.rows = &rows;
+        j.rows = &rows8;
     } else if (w->coded) {
         j.coded = w->coded;
         j.columns = by_columns(w, a->m) ? g->columns + columns_at(g, item / g->n_items) : NULL;
     }
-    if (pairs || j.rows || j.bytes || (j.coded && !j.columns) || int16)
+    if (pairs || j.rows || j.bytes || (j.coded && !j.columns && !j.rows16) || int16)
         if (!(j.block = kn_cpu_scratch(st, KN_SLOT_WEIGHTS, KN_GEMM_BLOCK))) return -ENOMEM;
     if (pairs || int16) {
-        const size_t bytes = (pairs        ? kn_pairs_bytes
-                              : j.as_codes ? kn_int16_steps_bytes
-                                           : kn_int16_bytes)(a->m, w->k);
+        const size_t bytes = (pairs ? kn_pairs_bytes : kn_int16_bytes)(a->m, w->k);
         j.paired = g->pairs;
         j.pairs = j.paired ? g->pairs : kn_cpu_scratch(st, KN_SLOT_ROWS, bytes);
         if (!j.pairs) return -ENOMEM;

@@ -23,12 +23,6 @@ static inline size_t kn_int16_bytes(size_t m, size_t k)
     return m * (kn_pairs_stride(k) + k / 512 + 1) * 4;
 }
 
-/* The same with a scale and a sum for each 32. */
-static inline size_t kn_int16_steps_bytes(size_t m, size_t k)
-{
-    return m * (kn_pairs_stride(k) + 2 * ((k + 31) / 32)) * 4;
-}
-
 /* Up to so many rows go by codes as columns of tiles, 16 rows by 16 pairs each: the tiles of one
  * step of k after the other, then those of the next 16 rows. */
 enum { KN_COLUMNS = 16, KN_COLUMN_TILES = 4, KN_COLUMN_ROWS = KN_COLUMN_TILES * KN_COLUMNS };

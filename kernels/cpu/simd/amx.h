@@ -1,4 +1,4 @@
-/* amx: how a call gets its tiles, all eight 16 rows of 64 bytes; the pairs that they hold.
+/* amx: how a call gets its tiles, all eight 16 rows of 64 bytes or as it says; the pairs that they hold.
  *
  * A call gives them back with _tile_release(), so that the kernel does not save them for nothing.
  * Thread: any, once the process may use AMX (isa.c). */
@@ -32,19 +32,30 @@ VF_INLINE __m512i bf16_row(const float *x)
     return (__m512i)_mm512_cvtne2ps_pbh(vf_load(x + VL), vf_load(x));
 }
 
-static inline void amx_open(void)
+struct amx_shapes {
+    uint16_t row_bytes[8];
+    uint8_t rows[8];
+};
+static inline void amx_open_as(const struct amx_shapes s)
 {
     struct {
         uint8_t palette, start_row, zero[14];
         uint16_t row_bytes[16];
         uint8_t rows[16];
     } c = {.palette = 1};
-    for (int i = 0; i < 8; i++) {
-        c.row_bytes[i] = 64;
-        c.rows[i] = AMX_ROWS;
-    }
+    memcpy(c.row_bytes, s.row_bytes, sizeof s.row_bytes);
+    memcpy(c.rows, s.rows, sizeof s.rows);
     amx_barrier();
     _tile_loadconfig(&c);
+}
+static inline void amx_open(void)
+{
+    struct amx_shapes s;
+    for (int i = 0; i < 8; i++) {
+        s.row_bytes[i] = 64;
+        s.rows[i] = AMX_ROWS;
+    }
+    amx_open_as(s);
 }
 
 /* Lines that sums will go to, not asked for yet. The processor does not see them coming. */

@@ -131,12 +131,12 @@ VF_INLINE void step_scales(const struct codes_form f, const uint8_t *panel, stru
 
 /* Of whole numbers with one scale for a step: the least of them is a part of M. */
 VF_INLINE void step_plain(const struct codes_form f, const uint8_t *panel, struct kn_step at,
-                          size_t v, float *d, float *m)
+                          size_t v, vf *d, vf *m)
 {
     struct scales s;
     step_scales(f, panel, at, v, &s);
-    vf_store(d, s.d[0]);
-    vf_store(m, vf_fma(vf_set1(f.low), s.d[0], s.m[0]));
+    *d = s.d[0];
+    *m = vf_fma(vf_set1(f.low), s.d[0], s.m[0]);
 }
 
 #endif

@@ -9,8 +9,8 @@
 #include "kernels/cpu/bytes.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/simd/cases.h"
-#include "kernels/cpu/simd/codes_step.h"
 #include "kernels/cpu/simd/table.h"
+#include "kernels/cpu/simd/whole.h"
 
 static_assert((int)NR == 16 && (int)CODES_STEP == (int)KN_BYTES_STEP, "lanes of a step");
 
@@ -33,14 +33,6 @@ static_assert(2 * UNITS * NARROW_TOP * 127 <= INT16_MAX && 2 * WIDE_TOP * 127 <=
 
 /* ---- rows ---- */
 
-/* Largest lane of all, as whole numbers without a sign. */
-VF_INLINE int32_t most_of(__m256i x)
-{
-    __m128i y = _mm_max_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
-    y = _mm_max_epi32(y, _mm_shuffle_epi32(y, 0x4e));
-    return _mm_cvtsi128_si32(_mm_max_epi32(y, _mm_shuffle_epi32(y, 0xb1)));
-}
-
 /* A step of a row. What is not a number, or no finite one, is in the scale. */
 VF_INLINE void round_step(const vf x[4], int8_t *q, float *scale, float *sum)
 {
@@ -48,7 +40,7 @@ VF_INLINE void round_step(const vf x[4], int8_t *q, float *scale, float *sum)
     __m256i top = _mm256_and_si256(_mm256_castps_si256(x[0]), magnitude), w[4];
     for (int i = 1; i < 4; i++)
         top = _mm256_max_epi32(top, _mm256_and_si256(_mm256_castps_si256(x[i]), magnitude));
-    const int32_t bits = most_of(top);
+    const int32_t bits = whole_top((whole)top);
     float most;
     memcpy(&most, &bits, sizeof most);
     const vf by = vf_set1(most > 0x1p-100f ? 127 / most : 0);
@@ -99,7 +91,10 @@ VF_INLINE void open_narrow(const struct codes_form f, const uint8_t *panel, size
         const struct kn_step at = kn_step_at(&l, i);
 #pragma GCC unroll 2
         for (size_t v = 0; v < NV; v++) {
-            step_plain(f, panel, at, v, to->d + v * VL, to->m + v * VL);
+            vf d, m;
+            step_plain(f, panel, at, v, &d, &m);
+            vf_store(to->d + v * VL, d);
+            vf_store(to->m + v * VL, m);
 #pragma GCC unroll 4
             for (size_t w = 0; w < 4; w++) {
                 const words x = words_load(panel + at.codes + (v * 4 + w) * VL * 4);
@@ -164,7 +159,7 @@ static unsigned open_piece(const struct kn_gemm_job *j, size_t p, size_t step0, 
 #define TRY(...)                                                                                   \
     {                                                                                              \
         const struct codes_form is = __VA_ARGS__;                                                  \
-        if (kn_bytes_narrow(&is) && codes_form_same(&panel->form, &is)) {                          \
+        if (kn_codes_whole(&is, false) && codes_form_same(&panel->form, &is)) {                    \
             open_narrow(is, data, step0, n, to);                                                   \
             return NARROW_TOP;                                                                     \
         }                                                                                          \
@@ -219,9 +214,9 @@ VF_INLINE void tile_steps(const int R, const unsigned top, const struct kn_bytes
             for (int v = 0; v < NV; v++) {
                 float *s = sums + r * NR + v * VL;
                 if (top == NARROW_TOP) w[r][v] = _mm256_madd_epi16(w[r][v], _mm256_set1_epi16(1));
-                const vf whole = vf_mul(_mm256_cvtepi32_ps(w[r][v]), vf_load(b->d + v * VL));
+                const vf x = vf_mul(_mm256_cvtepi32_ps(w[r][v]), vf_load(b->d + v * VL));
                 const vf sum = vf_fma(vf_set1(a->sum[r]), vf_load(b->m + v * VL), vf_load(s));
-                vf_store(s, vf_fma(whole, vf_set1(a->scale[r]), sum));
+                vf_store(s, vf_fma(x, vf_set1(a->scale[r]), sum));
             }
     }
 }
@@ -244,32 +239,15 @@ static void tile_run(unsigned R, unsigned top, const struct kn_bytes_rows *a,
 
 /* ---- blocks ---- */
 
-/* Vector v of a panel's columns, of which there are so many. */
-VF_INLINE vf load_columns(const float *x, size_t v, size_t width)
-{
-    const size_t n = width > v * VL ? width - v * VL : 0;
-    if (n >= VL) return vf_load(x + v * VL);
-    return vf_loadn(x + (n ? v * VL : 0), n);
-}
-
 /* Rows [row, row + R) by n steps of panel p, b. Sums of parts of k wait in C. */
 static void one_tile(const struct kn_gemm_job *j, size_t row, unsigned R, size_t p, size_t step0,
                      size_t n, unsigned top, const struct columns *b)
 {
-    const size_t steps = (j->k + KN_BYTES_STEP - 1) / KN_BYTES_STEP, at = p * NR;
-    const size_t width = j->n - at < NR ? j->n - at : NR;
+    const size_t steps = (j->k + KN_BYTES_STEP - 1) / KN_BYTES_STEP;
     float sums[KN_BYTES_ROWS * NR] __attribute__((aligned(32)));
-    float *c = j->c + row * j->ldc + at;
-    for (unsigned r = 0; r < R; r++)
-        for (size_t v = 0; v < NV; v++) {
-            vf x = vf_set1(0);
-            if (step0 || j->accumulate) x = load_columns(c + r * j->ldc, v, width);
-            if (step0 == 0 && j->bias) x = vf_add(x, load_columns(j->bias + at, v, width));
-            vf_store(sums + r * NR + v * VL, x);
-        }
+    sums_begin(j, row, R, p, step0 == 0, sums);
     tile_run(R, top, j->bytes + row / KN_BYTES_ROWS * steps + step0, b, n, sums);
-    for (unsigned r = 0; r < R; r++)
-        memcpy(c + r * j->ldc, sums + r * NR, width * sizeof *c);
+    sums_end(j, row, R, p, sums);
 }
 
 int kn_avx2_gemm_bytes(const struct kn_gemm_job *j, size_t panel0, size_t panel1)

@@ -45,28 +45,10 @@ enum {
 static_assert((int64_t)TOP * TOP * KC <= INT32_MAX, "a block's sums are whole");
 static_assert(NP * STRIDE * 4 <= KN_GEMM_BLOCK, "room for weights");
 
-/* x * by as whole numbers, in the lower halves of words: 1.5 * 2^23 puts them there. */
-VF_INLINE whole rounded(vf x, vf by)
-{
-    return (whole)vf_fma(x, by, vf_set1(0x1.8p23f));
-}
 /* Numbers of an even k, and of the next one. */
 VF_INLINE whole pairs_of(whole even, whole odd)
 {
     return (even & 0xffff) | odd << 16;
-}
-
-/* The lower halves of all words. */
-VF_INLINE void store_halves(uint32_t *to, whole x)
-{
-#if KN_SIMD == 512
-    _mm256_storeu_si256((void *)to, _mm512_cvtepi32_epi16((__m512i)x));
-#else
-    const __m256i low = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 0, 1, 4, 5, 8, 9, 12, 13, 0, 1,
-                                         4, 5, 8, 9, 12, 13, 0, 1, 4, 5, 8, 9, 12, 13);
-    x = (whole)_mm256_permute4x64_epi64(_mm256_shuffle_epi8((__m256i)x, low), 8);
-    _mm_storeu_si128((void *)to, _mm256_castsi256_si128((__m256i)x));
-#endif
 }
 
 /* ---- a block's numbers ---- */
@@ -77,18 +59,21 @@ VF_INLINE vf top_of(whole bits)
     return vf_max(vf_set1(0x1p-100f), (vf)bits);
 }
 
-/* n values of a row, whole numbers up to top_number; what 1 stands for. */
-VF_INLINE float round_values(const float *x, size_t n, const float top_number, uint32_t *to)
+/* n values of a row; what 1 stands for. */
+static float round_values(const float *x, size_t n, uint32_t *to)
 {
     whole most = whole_set1(0);
     size_t i = 0;
     for (; i + VL <= n; i += VL)
         most = whole_max(most, (whole)vf_load(x + i) & INT32_MAX);
     if (i < n) most = whole_max(most, (whole)vf_loadn(x + i, n - i) & INT32_MAX);
-    const vf top = top_of(whole_set1(whole_top(most))), by = vf_div(vf_set1(top_number), top);
-    for (i = 0; i < n; i += VL, to += VL / 2)
-        store_halves(to, rounded(i + VL <= n ? vf_load(x + i) : vf_loadn(x + i, n - i), by));
-    return vf_div(top, vf_set1(top_number))[0];
+    const float top = whole_magnitude(whole_top(most));
+    const vf by = vf_set1(TOP / top);
+    for (i = 0; i < n; i += VL, to += VL / 2) {
+        const vf v = i + VL <= n ? vf_load(x + i) : vf_loadn(x + i, n - i);
+        whole_store_halves(to, whole_rounded(v, by));
+    }
+    return top / TOP;
 }
 
 /* Values [kc][NR] of a panel; x has a row of zeros behind an odd one. */
@@ -108,8 +93,8 @@ static void round_panel(const float *x, size_t kc, uint32_t *to)
     for (size_t k = 0; k < kc; k += 2, x += 2 * NR, to += NR)
 #pragma GCC unroll 2
         for (int v = 0; v < NV; v++)
-            whole_store(to + v * VL, pairs_of(rounded(vf_load(x + v * VL), by[v]),
-                                              rounded(vf_load(x + NR + v * VL), by[v])));
+            whole_store(to + v * VL, pairs_of(whole_rounded(vf_load(x + v * VL), by[v]),
+                                              whole_rounded(vf_load(x + NR + v * VL), by[v])));
 }
 
 /* ---- products ---- */
@@ -203,174 +188,16 @@ static int rows_by(const struct kn_gemm_job *j, const struct block *x, const str
     return 0;
 }
 
-/* ---- whole numbers of 4 bits as they are ----
- * A decode step's few rows: weights are not rounded, and rows with a scale for each step to numbers
- * of 16 bits, so that a step's sum is exact:
- *   sum += (row's scale * sum of its numbers) * M, sum += (exact sum * D) * row's scale */
-
-enum {
-    ROW_TOP = INT16_MAX,
-    STEP_PAIRS = CODES_STEP / 2,
-    PIECE = 12, /* steps; chosen: half of an L1 */
-    CODES_MR = 4,
-};
-static_assert((int64_t)ROW_TOP * 15 * CODES_STEP <= INT32_MAX, "a step's sum is whole");
-
-struct step {
-    uint32_t q[STEP_PAIRS][NR];
-    float d[NR], m[NR];
-};
-static_assert(PIECE * sizeof(struct step) <= KN_GEMM_BLOCK, "room for a piece");
-
-VF_INLINE void open_steps(const struct codes_form f, const uint8_t *panel, size_t step0, size_t n,
-                          struct step *to)
-{
-    const struct kn_layout l = kn_layout(&f, NR);
-    for (size_t i = step0; i < step0 + n; i++, to++) {
-        const struct kn_step at = kn_step_at(&l, i);
-#pragma GCC unroll 2
-        for (size_t v = 0; v < NV; v++) {
-            step_plain(f, panel, at, v, to->d + v * VL, to->m + v * VL);
-#pragma GCC unroll 4
-            for (size_t w = 0; w < 4; w++) {
-                const whole x = (whole)words_load(panel + at.codes + (v * 4 + w) * VL * 4);
-#pragma GCC unroll 4
-                for (int nibble = 0; nibble < 4; nibble++)
-                    whole_store(to->q[nibble * 4 + (int)w] + v * VL, x >> 4 * nibble & 0x000f000f);
-            }
-        }
-    }
-}
-
-static void open_piece(const struct kn_gemm_job *j, size_t p, size_t step0, size_t n,
-                       struct step *to)
-{
-    const struct kn_panel *panel = &j->coded->panel[p];
-#define TRY(...)                                                                                   \
-    {                                                                                              \
-        const struct codes_form is = __VA_ARGS__;                                                  \
-        if (kn_bytes_narrow(&is) && codes_form_same(&panel->form, &is)) {                          \
-            open_steps(is, j->coded->data + panel->at, step0, n, to);                              \
-            return;                                                                                \
-        }                                                                                          \
-    }
-    CODES_FORMS(TRY)
-}
-
-struct step_rows {
-    uint32_t *q; /* [m][lda] pairs */
-    size_t lda, steps;
-    float *scale, *sum; /* [m][steps]; sum: of numbers, times scale */
-};
-
-static struct step_rows round_steps(const struct kn_gemm_job *j)
-{
-    struct step_rows a = {j->pairs, kn_pairs_stride(j->k), j->k / CODES_STEP};
-    a.scale = (float *)j->pairs + j->m * a.lda;
-    a.sum = a.scale + j->m * a.steps;
-    for (size_t r = 0; r < j->m; r++)
-        for (size_t i = 0; i < a.steps; i++) {
-            const float *x = j->a + r * j->lda + i * CODES_STEP;
-            uint32_t *q = a.q + r * a.lda + i * STEP_PAIRS;
-            const float scale = round_values(x, CODES_STEP, ROW_TOP, q);
-            whole sum = whole_set1(0);
-            for (size_t u = 0; u < STEP_PAIRS; u += VL)
-                sum = pair_dot(sum, whole_load(q + u), whole_set1(0x00010001));
-            a.scale[r * a.steps + i] = scale;
-            a.sum[r * a.steps + i] = scale * vf_hsum(whole_vf(sum));
-        }
-    return a;
-}
-
-/* R rows from a on by n steps; sums [R][NR] go on. */
-VF_INLINE void steps_rows(const int R, const struct step_rows *a, const struct step *b, size_t n,
-                          float *sums)
-{
-    for (size_t i = 0; i < n; i++, b++) {
-        whole acc[CODES_MR][NV];
-#pragma GCC unroll 4
-        for (int r = 0; r < R; r++)
-            acc[r][0] = acc[r][1] = whole_set1(0);
-#pragma GCC unroll 16
-        for (size_t u = 0; u < STEP_PAIRS; u++) {
-            const whole b0 = whole_load(b->q[u]), b1 = whole_load(b->q[u] + VL);
-#pragma GCC unroll 4
-            for (int r = 0; r < R; r++) {
-                const whole av = whole_set1((int32_t)a->q[(size_t)r * a->lda + i * STEP_PAIRS + u]);
-                acc[r][0] = pair_dot(acc[r][0], av, b0);
-                acc[r][1] = pair_dot(acc[r][1], av, b1);
-            }
-        }
-#pragma GCC unroll 4
-        for (int r = 0; r < R; r++)
-#pragma GCC unroll 2
-            for (int v = 0; v < NV; v++) {
-                float *s = sums + r * NR + v * VL;
-                const size_t at = (size_t)r * a->steps + i;
-                const vf x = vf_fma(vf_set1(a->sum[at]), vf_load(b->m + v * VL), vf_load(s));
-                const vf y = vf_mul(whole_vf(acc[r][v]), vf_load(b->d + v * VL));
-                vf_store(s, vf_fma(y, vf_set1(a->scale[at]), x));
-            }
-    }
-}
-
-#define STEPS_CASE(rows)                                                                           \
-    case rows:                                                                                     \
-        steps_rows(rows, &a, b, n, sums);                                                          \
-        break;
-/* Rows [row, row + R) by n steps of panel p, b. Sums of parts of k wait in C. */
-static void steps_tile(const struct kn_gemm_job *j, struct step_rows a, size_t row, unsigned R,
-                       size_t p, size_t step0, size_t n, const struct step *b)
-{
-    float sums[CODES_MR * NR] __attribute__((aligned(64))) = {0};
-    const size_t at = p * NR, width = j->n - at < NR ? j->n - at : NR;
-    float *c = j->c + row * j->ldc + at;
-    for (size_t r = 0; r < R; r++)
-        for (size_t i = 0; i < width; i++) {
-            if (step0 || j->accumulate) sums[r * NR + i] = c[r * j->ldc + i];
-            if (step0 == 0 && j->bias) sums[r * NR + i] += j->bias[at + i];
-        }
-    a.q += row * a.lda + step0 * STEP_PAIRS;
-    a.scale += row * a.steps + step0;
-    a.sum += row * a.steps + step0;
-    switch (R) {
-        CASES(4, STEPS_CASE)
-    }
-    for (size_t r = 0; r < R; r++)
-        memcpy(c + r * j->ldc, sums + r * NR, width * sizeof *c);
-}
-
-static int by_codes(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
-{
-    const struct step_rows a = round_steps(j);
-    const size_t n_pieces = (a.steps + PIECE - 1) / PIECE;
-    const size_t most = (a.steps + n_pieces - 1) / n_pieces;
-    for (size_t p = panel0; p < panel1; p++)
-        for (size_t step0 = 0, n; step0 < a.steps; step0 += n) {
-            n = a.steps - step0 < most ? a.steps - step0 : most;
-            if (kn_cancelled(j->cancel)) return -ECANCELED;
-            open_piece(j, p, step0, n, j->block);
-            for (size_t row = 0; row < j->m; row += CODES_MR) {
-                const size_t left = j->m - row;
-                steps_tile(j, a, row, left < CODES_MR ? (unsigned)left : CODES_MR, p, step0, n,
-                           j->block);
-            }
-        }
-    return 0;
-}
-
 int NAME(gemm_int16)(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
 {
-    if (j->as_codes) return by_codes(j, panel0, panel1);
     const size_t n_parts = (j->k + KC - 1) / KC;
     const size_t kc = ((j->k + n_parts - 1) / n_parts + CODES_STEP - 1) / CODES_STEP * CODES_STEP;
     const struct rows a = {j->pairs, kn_pairs_stride(j->k),
                            (float *)j->pairs + j->m * kn_pairs_stride(j->k)};
     for (size_t k0 = 0, part = 0; k0 < j->k; k0 += kc, part++)
         for (size_t r = 0; r < j->m; r++)
-            a.scale[part * j->m + r] =
-                round_values(j->a + r * j->lda + k0, j->k - k0 < kc ? j->k - k0 : kc, TOP,
-                             a.q + r * a.lda + k0 / 2);
+            a.scale[part * j->m + r] = round_values(
+                j->a + r * j->lda + k0, j->k - k0 < kc ? j->k - k0 : kc, a.q + r * a.lda + k0 / 2);
     struct block x = {.b = j->block};
     for (x.p0 = panel0; x.p0 < panel1; x.p0 = x.p1) {
         x.p1 = panel1 - x.p0 < NP ? panel1 : x.p0 + NP;

@@ -27,14 +27,48 @@ typedef int32_t whole __attribute__((vector_size(VL * 4)));
 #define whole_vf(x) _mm256_cvtepi32_ps((__m256i)(x))
 #endif
 
-/* The largest of a vector of what is not negative. */
+/* The largest of a vector. */
 VF_INLINE int32_t whole_top(whole x)
 {
-    int32_t most = 0;
-    for (int i = 0; i < VL; i++)
-        most = most > x[i] ? most : x[i];
-    return most;
+#if KN_SIMD == 512
+    return _mm512_reduce_max_epi32((__m512i)x);
+#elif KN_SIMD == 128
+    return vmaxvq_s32((int32x4_t)x);
+#else
+    __m128i y =
+        _mm_max_epi32(_mm256_castsi256_si128((__m256i)x), _mm256_extracti128_si256((__m256i)x, 1));
+    y = _mm_max_epi32(y, _mm_shuffle_epi32(y, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(y, _mm_shuffle_epi32(y, 0xb1)));
+#endif
 }
+
+#if KN_SIMD >= 256
+/* By bits, so that it is one of x where they are no numbers; less than what can be divided by
+ * counts as this. */
+VF_INLINE float whole_magnitude(int32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x < 0x1p-100f ? 0x1p-100f : x;
+}
+/* x * by as whole numbers, in the lower halves of words: 1.5 * 2^23 puts them there. */
+VF_INLINE whole whole_rounded(vf x, vf by)
+{
+    return (whole)vf_fma(x, by, vf_set1(0x1.8p23f));
+}
+/* The lower halves of all words. */
+VF_INLINE void whole_store_halves(uint32_t *to, whole x)
+{
+#if KN_SIMD == 512
+    _mm256_storeu_si256((void *)to, _mm512_cvtepi32_epi16((__m512i)x));
+#else
+    const __m256i low = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 0, 1, 4, 5, 8, 9, 12, 13, 0, 1,
+                                         4, 5, 8, 9, 12, 13, 0, 1, 4, 5, 8, 9, 12, 13);
+    x = (whole)_mm256_permute4x64_epi64(_mm256_shuffle_epi8((__m256i)x, low), 8);
+    _mm_storeu_si128((void *)to, _mm256_castsi256_si128((__m256i)x));
+#endif
+}
+#endif
 
 /* Sums [R][NR] of columns [at, at + VL), or as many as there are, times what a row's and a column's
  * numbers stand for, to C. */
@@ -63,5 +97,40 @@ VF_INLINE void whole_add(const struct kn_gemm_job *j, size_t row, unsigned R, si
             vf_store(c, to);
     }
 }
+
+#if KN_SIMD >= 256
+/* Columns of vector v of panel p that there are. */
+VF_INLINE size_t sums_width(const struct kn_gemm_job *j, size_t p, size_t v)
+{
+    const size_t at = p * NR + v * VL, left = at < j->n ? j->n - at : 0;
+    return left < VL ? left : VL;
+}
+/* What sums [R][NR] of a panel begin with, C's or from nothing and the bias on; and where they go. */
+VF_INLINE void sums_begin(const struct kn_gemm_job *j, size_t row, size_t R, size_t p, bool first,
+                          float *sums)
+{
+    const float *c = j->c + row * j->ldc + p * NR;
+    for (size_t r = 0; r < R; r++, c += j->ldc)
+#pragma GCC unroll 2
+        for (size_t v = 0; v < NV; v++) {
+            const size_t n = sums_width(j, p, v), at = n ? v * VL : 0;
+            vf x = vf_set1(0);
+            if (!first || j->accumulate) x = vf_loadn(c + at, n);
+            if (first && j->bias) x = vf_add(x, vf_loadn(j->bias + p * NR + at, n));
+            vf_store(sums + r * NR + v * VL, x);
+        }
+}
+VF_INLINE void sums_end(const struct kn_gemm_job *j, size_t row, size_t R, size_t p,
+                        const float *sums)
+{
+    float *c = j->c + row * j->ldc + p * NR;
+    for (size_t r = 0; r < R; r++, c += j->ldc)
+#pragma GCC unroll 2
+        for (size_t v = 0; v < NV; v++) {
+            const size_t n = sums_width(j, p, v);
+            if (n) vf_storen(c + v * VL, vf_load(sums + r * NR + v * VL), n);
+        }
+}
+#endif
 
 #endif

@@ -2,7 +2,7 @@
  * CPU with AVX2: tests run those kernels' own source wherever they run.
  *
  * Found before the compiler's <immintrin.h>, which it includes. A vector is two of AVX2 or its
- * lanes one by one, tiles are arrays of the thread, of full size as amx.h configures them. As
+ * lanes one by one, tiles are arrays of the thread, zeros where a smaller shape has nothing. As
  * Intel's intrinsics guide defines each, but for two things: denormals are kept, and the two
  * products of a pair are added one after the other. So results are close to the hardware's, not its
  * bits. Thread: any; tiles belong to their thread. */
@@ -12,6 +12,7 @@
 #include_next <immintrin.h>
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -125,6 +126,12 @@ HS_FN float hs_hmax(hs_reg a)
         if (a.f[l] > a.f[0]) a.f[0] = a.f[l];
     return a.f[0];
 }
+HS_FN int32_t hs_hmaxi(hs_reg a)
+{
+    for (int l = 1; l < HS_LANES; l++)
+        if (a.i[l] > a.i[0]) a.i[0] = a.i[l];
+    return a.i[0];
+}
 HS_FN hs_reg hs_pick(hs_reg at, hs_reg a)
 {
     HS_LANE(r.u[l] = a.u[at.u[l] % HS_LANES]);
@@ -193,6 +200,14 @@ HS_FN hs_reg hs_pick16(hs_reg at, hs_reg a)
     hs_reg r;
     for (int l = 0; l < 2 * HS_LANES; l++)
         r.h[l] = a.h[at.h[l] % (2 * HS_LANES)];
+    return r;
+}
+
+HS_FN hs_reg hs_pick16_of_two(hs_reg a, hs_reg at, hs_reg b)
+{
+    hs_reg r;
+    for (int l = 0; l < 2 * HS_LANES; l++)
+        r.h[l] = (at.h[l] & 2 * HS_LANES ? b : a).h[at.h[l] % (2 * HS_LANES)];
     return r;
 }
 
@@ -292,20 +307,27 @@ HS_INLINE hs_reg hs_dot(hs_reg c, hs_reg a, hs_reg b)
                              hs_dot_half(c.half[1], a.halfw[1], b.halfw[1])}};
 }
 
-/* ---- tiles: eight of 16 rows of 64 bytes ---- */
+/* ---- tiles: eight of 16 rows of 64 bytes at most ---- */
 
-enum { HS_TILE_ROWS = 16 };
-static _Thread_local hs_reg hs_tile[8][HS_TILE_ROWS] __attribute__((unused));
+enum { HS_TILES = 8, HS_TILE_ROWS = 16 };
+static _Thread_local hs_reg hs_tile[HS_TILES][HS_TILE_ROWS] __attribute__((unused));
+static _Thread_local struct {
+    uint8_t palette, start_row, zero[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+} hs_shape __attribute__((unused));
 
 HS_FN void hs_tile_load(int t, const void *base, size_t stride_bytes)
 {
-    for (int i = 0; i < HS_TILE_ROWS; i++)
-        hs_tile[t][i] = hs_load((const char *)base + (size_t)i * stride_bytes);
+    memset(hs_tile[t], 0, sizeof hs_tile[t]);
+    for (int i = 0; i < hs_shape.rows[t]; i++)
+        memcpy(&hs_tile[t][i], (const char *)base + (size_t)i * stride_bytes,
+               hs_shape.row_bytes[t]);
 }
 HS_FN void hs_tile_store(int t, void *base, size_t stride_bytes)
 {
-    for (int i = 0; i < HS_TILE_ROWS; i++)
-        hs_store((char *)base + (size_t)i * stride_bytes, hs_tile[t][i]);
+    for (int i = 0; i < hs_shape.rows[t]; i++)
+        memcpy((char *)base + (size_t)i * stride_bytes, &hs_tile[t][i], hs_shape.row_bytes[t]);
 }
 /* Four products of bytes, of a without sign, to each lane. */
 HS_FN hs_reg hs_dot_bytes(hs_reg c, hs_reg a, hs_reg b)
@@ -323,13 +345,15 @@ HS_FN hs_reg hs_dot_halves(hs_reg c, hs_reg a, hs_reg b)
     HS_LANE(r.u[l] = c.u[l] + (uint32_t)((int16_t)a.h[2 * l] * (int16_t)b.h[2 * l]) +
                      (uint32_t)((int16_t)a.h[2 * l + 1] * (int16_t)b.h[2 * l + 1]));
 }
-HS_FN void hs_tile_dot_bytes(int c, int a, int b)
+HS_FN void hs_tile_dot_bytes(int c, int a, int b, bool signed_b)
 {
     for (int i = 0; i < HS_TILE_ROWS; i++)
         for (int k = 0; k < 4 * HS_LANES; k++) {
             const int x = (int8_t)(hs_tile[a][i].u[k / 4] >> k % 4 * 8);
-            for (int l = 0; l < HS_LANES; l++)
-                hs_tile[c][i].i[l] += x * (int8_t)(hs_tile[b][k / 4].u[l] >> k % 4 * 8);
+            for (int l = 0; l < HS_LANES; l++) {
+                const uint8_t y = (uint8_t)(hs_tile[b][k / 4].u[l] >> k % 4 * 8);
+                hs_tile[c][i].i[l] += x * (signed_b ? (int8_t)y : y);
+            }
         }
 }
 HS_FN void hs_tile_dot(int c, int a, int b)
@@ -347,6 +371,7 @@ HS_FN void hs_tile_dot(int c, int a, int b)
 #undef _tile_zero
 #undef _tile_dpbf16ps
 #undef _tile_dpbssd
+#undef _tile_dpbsud
 #undef _mm512_cmp_ps_mask
 #undef _mm512_setr_epi32
 #undef _mm512_roundscale_ps
@@ -358,14 +383,15 @@ HS_FN void hs_tile_dot(int c, int a, int b)
 #undef _mm512_extracti32x4_epi32
 #undef _mm512_ternarylogic_epi32
 
-#define _tile_loadconfig(c) ((void)(c))
+#define _tile_loadconfig(c) memcpy(&hs_shape, c, sizeof hs_shape)
 #define _tile_release() ((void)0)
 #define _tile_zero(t) memset(hs_tile[t], 0, sizeof hs_tile[t])
 #define _tile_loadd(t, base, stride) hs_tile_load(t, base, stride)
 #define _tile_stream_loadd(t, base, stride) hs_tile_load(t, base, stride)
 #define _tile_stored(t, base, stride) hs_tile_store(t, base, stride)
 #define _tile_dpbf16ps(c, a, b) hs_tile_dot(c, a, b)
-#define _tile_dpbssd(c, a, b) hs_tile_dot_bytes(c, a, b)
+#define _tile_dpbssd(c, a, b) hs_tile_dot_bytes(c, a, b, true)
+#define _tile_dpbsud(c, a, b) hs_tile_dot_bytes(c, a, b, false)
 
 #define _mm512_loadu_ps(p) hs_load(p).v
 #define _mm512_storeu_ps(p, a) hs_store(p, hs_v(a))
@@ -397,6 +423,7 @@ HS_FN void hs_tile_dot(int c, int a, int b)
 #define _mm512_setr_epi32(...) ((hs_reg){.i = {__VA_ARGS__}}).w
 #define _mm512_add_epi32(a, b) hs_addi(hs_w(a), hs_w(b)).w
 #define _mm512_max_epi32(a, b) hs_maxi(hs_w(a), hs_w(b)).w
+#define _mm512_reduce_max_epi32(a) hs_hmaxi(hs_w(a))
 #define _mm512_or_si512(a, b) hs_or(hs_w(a), hs_w(b)).w
 #define _mm512_slli_epi32(a, n) hs_left(hs_w(a), n).w
 #define _mm512_srli_epi32(a, n) hs_right(hs_w(a), n).w
@@ -408,6 +435,7 @@ HS_FN void hs_tile_dot(int c, int a, int b)
 #define _mm512_cvtepi32_epi8(a) hs_to_i8(hs_w(a))
 #define _mm512_cvtepi32_epi16(a) hs_to_i16(hs_w(a))
 #define _mm512_permutexvar_epi16(at, a) hs_pick16(hs_w(at), hs_w(a)).w
+#define _mm512_permutex2var_epi16(a, at, b) hs_pick16_of_two(hs_w(a), hs_w(at), hs_w(b)).w
 #define _mm512_permutexvar_epi32(at, a) hs_pick(hs_w(at), hs_w(a)).w
 #define _mm512_srlv_epi16(a, n) hs_right16(hs_w(a), hs_w(n)).w
 #define _mm512_ternarylogic_epi32(a, b, c, table) hs_logic(hs_w(a), hs_w(b), hs_w(c), table).w

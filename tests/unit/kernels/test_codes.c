@@ -78,7 +78,7 @@ static void same_products(const struct pair *p, size_t m)
  * these test_bytes.c has an oracle. */
 static bool stay_codes(const struct kn_dev *d, const struct codes_form *f)
 {
-    return d->bytes && kn_bytes_narrow(f);
+    return d->bytes && kn_codes_whole(f, false);
 }
 
 /* Each number of rows meets each variant three times among a form's twelve shapes. */
@@ -134,11 +134,18 @@ TEST(products_of_codes_are_those_of_their_values_int8)
     every_form("own-int8", 1);
 }
 
-/* A decode step beside other numbers takes the file's own codes, as it does without. */
-static void replay_is_that_of_codes(const char *gemm, size_t form)
+/* A decode step's product, rows all at once. */
+static void replay(struct kn_dev *d, unsigned wide, const struct kn_gemm_args *g)
 {
-    enum { M = 3, N = 130, K = 96 };
-    const struct kn_part part = {N, forms[form]};
+    struct kn_gemm_args of = *g;
+    ASSERT_OK(kn_replay(d, wide, of.m, NULL, run_rows, &of));
+}
+
+/* A decode step beside other numbers takes the file's own codes in f32, as it does without, unless
+ * rows16.h says otherwise. */
+static void replay_is_that_of_codes(const char *gemm, const struct kn_part *parts, size_t n_parts)
+{
+    enum { M = 3, N = 175, K = 256 };
     float *a = kern_random(M * K, 1, 1), *c[3];
     unsigned n_dev = 0;
     for (unsigned i = 1; i < KERN_ISAS - 1; i++) {
@@ -152,12 +159,13 @@ static void replay_is_that_of_codes(const char *gemm, size_t form)
             }
             if (!d) continue;
             n_dev += v == 2;
-            ASSERT_OK(pair_make(d, &part, 1, K, &p));
-            struct kn_gemm_args g = {.a = a, .lda = K, .m = M, .w = p.coded, .c = c[v], .ldc = N};
+            ASSERT_OK(pair_make(d, parts, n_parts, K, &p));
+            const struct kn_gemm_args g = {
+                .a = a, .lda = K, .m = M, .w = p.coded, .c = c[v], .ldc = N};
             if (v < 2)
-                ASSERT_OK(kn_replay(d, 1, M, NULL, run_rows, &g));
+                replay(d, 1, &g);
             else
-                ASSERT_OK(kern_run(d, true, M, run_rows, &g));
+                ASSERT_OK(kern_run(d, true, M, run_rows, (void *)&g));
             pair_drop(&p);
             kn_dev_destroy(d);
         }
@@ -173,63 +181,143 @@ static void replay_is_that_of_codes(const char *gemm, size_t form)
     if (n_dev == 0) SKIP("this machine lacks the candidate");
 }
 
+/* Two scales a step, and a panel in which whole numbers of different forms meet. */
+static void replay_of_what_rows16_has_not(const char *gemm)
+{
+    const struct kn_part two = {175, CODES_NESTED(4, 16, -4, false)};
+    const struct kn_part meet[] = {{64, CODES_PLAIN(4, -8, false)},
+                                   {41, CODES_PLAIN(4, 0, true)},
+                                   {70, CODES_PLAIN(4, -8, false)}};
+    replay_is_that_of_codes(gemm, &two, 1);
+    replay_is_that_of_codes(gemm, meet, 3);
+}
+
 TEST(a_replay_beside_int8_is_that_of_codes)
 {
-    replay_is_that_of_codes("own-int8", 1);
+    replay_of_what_rows16_has_not("own-int8");
 }
 
 TEST(a_replay_beside_int16_is_that_of_codes)
 {
-    replay_is_that_of_codes("own-int16", 2); /* of 8 bits */
+    replay_of_what_rows16_has_not("own-int16");
 }
 
-/* Whole numbers of 4 bits by rows of 16: what rounding leaves as it is gives f32's sums, as near
- * as f32 can say, and a row alone gives the same bits. */
-TEST(a_replay_beside_int16_multiplies_4_bits_as_they_are)
+TEST(a_replay_beside_bf16_is_that_of_codes)
 {
-    enum { M = 6, N = 130, K = 768, MOST = 32767 };
-    float a[M * K], c[3][M * N];
+    replay_of_what_rows16_has_not("own-bf16");
+}
+
+/* ---- rows16.h ---- */
+
+enum { WHOLE_M = 29, WHOLE_N = 130, WHOLE_K = 768, WHOLE_TOP = 127 * 256 + 127 };
+
+/* Rows that rounding leaves as they are. */
+static void whole_rows(float *a)
+{
     uint64_t seed = 7;
-    unsigned n_dev = 0;
-    for (size_t i = 0; i < M * K; i++) {
-        const float x = (float)(int)(test_rand(&seed) % (2 * MOST + 1)) - MOST;
-        a[i] = i % CODES_STEP == i / CODES_STEP % CODES_STEP ? MOST : x;
+    for (size_t i = 0; i < WHOLE_M * WHOLE_K; i++) {
+        const float x = (float)(int)(test_rand(&seed) % (2 * WHOLE_TOP + 1)) - WHOLE_TOP;
+        a[i] = i % CODES_STEP == i / CODES_STEP % CODES_STEP ? WHOLE_TOP : x;
     }
-    for (unsigned i = 1; i < KERN_ISAS - 1; i++)
-        for (size_t f = 0; f < N_FORMS; f++) {
-            const struct kn_part part = {N, forms[f]};
-            struct kn_dev *d[2] = {kern_dev(i, 2, "own-f32"), kern_dev(i, 2, "own-int16")};
-            const bool runs = d[0] && d[1] && kn_bytes_narrow(&forms[f]);
+}
+
+/* Against f32's sums, as near as f32 can say; and any rows alone have the same bits, however they
+ * are multiplied. */
+static void whole_products(struct kn_dev *f32, struct kn_dev *d, const struct codes_form *f,
+                           const float *a)
+{
+    enum { M = WHOLE_M, N = WHOLE_N, K = WHOLE_K };
+    static const size_t cuts[] = {1, 4, 5, 8, 11};
+    const struct kn_part part = {N, *f};
+    float *c[3], *bias = kern_random(N, 3, 1);
+    for (int v = 0; v < 3; v++) {
+        struct pair p;
+        c[v] = malloc(M * N * sizeof *c[v]);
+        for (size_t at = 0; at < M * N; at++)
+            c[v][at] = (float)at;
+        ASSERT_OK(pair_make(v ? d : f32, &part, 1, K, &p));
+        struct kn_gemm_args g = {.a = a,
+                                 .lda = K,
+                                 .m = M,
+                                 .w = p.coded,
+                                 .bias = bias,
+                                 .c = c[v],
+                                 .ldc = N,
+                                 .accumulate = true};
+        for (size_t i = 0; v == 2 && i < sizeof cuts / sizeof *cuts; i++) {
+            g.m = cuts[i];
+            replay(d, 1, &g);
+            g.a += g.m * K;
+            g.c += g.m * N;
+        }
+        if (v < 2) replay(v ? d : f32, 2, &g);
+        pair_drop(&p);
+    }
+    ASSERT_MEMEQ(c[1], c[2], M * N * sizeof *c[1]);
+    for (size_t col = 0; col < N; col++) {
+        float most = M * N;
+        for (size_t r = 0; r < M; r++)
+            most = fmaxf(most, fabsf(c[0][r * N + col]));
+        for (size_t r = 0; r < M; r++)
+            ASSERT_NEAR(c[1][r * N + col], c[0][r * N + col], 2e-5 * (double)most);
+    }
+    free(c[0]), free(c[1]), free(c[2]), free(bias);
+}
+
+TEST(a_replay_multiplies_whole_numbers_as_they_are)
+{
+    static const char *const gemms[] = {"own-int16", "own-bf16", "own-int8"};
+    float *a = malloc(WHOLE_M * WHOLE_K * sizeof *a);
+    unsigned n_dev = 0;
+    whole_rows(a);
+    for (unsigned i = 1; i < KERN_ISAS; i++)
+        for (size_t g = 0; g < sizeof gemms / sizeof *gemms; g++) {
+            struct kn_dev *f32 = kern_dev(i, 2, "own-f32"), *d = kern_dev(i, 2, gemms[g]);
+            const bool runs = f32 && d && d->rows16 && !d->bytes;
             n_dev += runs;
-            for (int v = 0; v < 3; v++) {
-                struct kn_gemm_args g = {.a = a, .lda = K, .m = M, .c = c[v], .ldc = N};
-                struct pair p;
+            for (size_t f = 0; runs && f < FORM_F16; f++)
+                if (kn_codes_whole(&forms[f], d->rows16->codes8))
+                    whole_products(f32, d, &forms[f], a);
+            if (f32) kn_dev_destroy(f32);
+            if (d) kn_dev_destroy(d);
+        }
+    free(a);
+    if (n_dev == 0) SKIP("this machine has no such products");
+}
+
+TEST(what_is_no_number_stays_in_its_row)
+{
+    enum { M = 7, N = 40, K = 64 };
+    static const struct codes_form of[] = {CODES_PLAIN(4, 0, true), CODES_PLAIN(8, 0, false)};
+    float *a = kern_random(M * K, 1, 1);
+    unsigned n_dev = 0;
+    a[1 * K + 40] = NAN;
+    a[4 * K + 3] = INFINITY;
+    memset(a + 5 * K, 0, K * sizeof *a);
+    for (unsigned i = 1; i < KERN_ISAS; i++)
+        for (size_t f = 0; f < 2; f++) {
+            struct kn_dev *d = kern_dev(i, 1, i == KERN_ISAS - 1 ? "own-bf16" : "own-int16");
+            const struct kn_part part = {N, of[f]};
+            float *c = kern_random(M * N, 2, 1);
+            struct pair p;
+            if (d && d->rows16) {
+                n_dev++;
+                ASSERT_OK(pair_make(d, &part, 1, K, &p));
+                replay(d, 1,
+                       &(struct kn_gemm_args){
+                           .a = a, .lda = K, .m = M, .w = p.coded, .c = c, .ldc = N});
                 for (size_t at = 0; at < M * N; at++)
-                    c[v][at] = (float)at;
-                if (!runs) continue;
-                ASSERT_OK(pair_make(d[v > 0], &part, 1, K, &p));
-                g.w = p.coded;
-                g.accumulate = true;
-                for (; v == 2 && g.m > 1; g.m--, g.a += K, g.c += N) { /* the last is alone */
-                    struct kn_gemm_args one = g;
-                    one.m = 1;
-                    ASSERT_OK(kn_replay(d[1], 1, 1, NULL, run_rows, &one));
-                }
-                ASSERT_OK(kn_replay(d[v > 0], 2, g.m, NULL, run_rows, &g));
+                    if (at / N == 5)
+                        ASSERT_TRUE(c[at] == 0);
+                    else
+                        ASSERT_EQ(isfinite(c[at]) != 0, at / N != 1 && at / N != 4);
                 pair_drop(&p);
             }
-            if (runs) ASSERT_MEMEQ(c[1], c[2], sizeof c[1]);
-            for (size_t col = 0; runs && col < N; col++) {
-                float most = M * N;
-                for (size_t r = 0; r < M; r++)
-                    most = fmaxf(most, fabsf(c[0][r * N + col]));
-                for (size_t r = 0; r < M; r++)
-                    ASSERT_NEAR(c[1][r * N + col], c[0][r * N + col], 2e-5 * (double)most);
-            }
-            for (int v = 0; v < 2; v++)
-                if (d[v]) kn_dev_destroy(d[v]);
+            if (d) kn_dev_destroy(d);
+            free(c);
         }
-    if (n_dev == 0) SKIP("this machine lacks the candidate");
+    free(a);
+    if (n_dev == 0) SKIP("this machine has no such products");
 }
 
 /* More columns and more k than a block of the GEMM has, on one to three threads. */
@@ -393,26 +481,27 @@ TEST(weights_of_a_slabs_size_stand_apart)
     kn_dev_destroy(d);
 }
 
-/* Runs that are played again multiply codes as f32 where others round them to bf16, but on tiles:
- * there they are the others' products. */
+/* Runs that are played again multiply other codes as f32 where others round them to bf16, but on
+ * tiles: there they are the others' products. */
 TEST(replayed_rows_take_codes_as_they_are)
 {
-    const struct kn_part part = {96, forms[1]};
+    enum { K = 256 };
+    const struct kn_part part = {96, CODES_NESTED(4, 16, -4, false)};
     unsigned n_dev = 0;
     for (unsigned i = 2; i < KERN_ISAS; i++) {
         struct kn_dev *d = kern_dev(i, 2, "own-bf16");
         if (!d) continue;
         struct kn_dev *f32 = kern_dev(2, 2, "own-f32");
-        float *a = kern_random(16 * 128, 8, 1), *c = malloc(3 * 16 * 96 * sizeof *c),
+        float *a = kern_random(16 * K, 8, 1), *c = malloc(3 * 16 * 96 * sizeof *c),
               *as_f32 = c + 16 * 96, *as_bf16 = as_f32 + 16 * 96;
         const bool tiles = !strcmp(kn_info(d)->isa, "amx");
         struct pair p, q;
         n_dev++;
-        ASSERT_OK(pair_make(d, &part, 1, 128, &p));
-        ASSERT_OK(pair_make(f32, &part, 1, 128, &q));
+        ASSERT_OK(pair_make(d, &part, 1, K, &p));
+        ASSERT_OK(pair_make(f32, &part, 1, K, &q));
         for (size_t m = 1; m <= 16; m += 5) {
             struct kn_gemm_args g = {
-                .a = a, .lda = 128, .m = m, .w = q.coded, .c = as_f32, .ldc = 96};
+                .a = a, .lda = K, .m = m, .w = q.coded, .c = as_f32, .ldc = 96};
             ASSERT_OK(kern_run(f32, true, m, run_rows, &g));
             g.w = p.coded, g.c = as_bf16;
             ASSERT_OK(kern_run(d, true, m, run_rows, &g));
