@@ -286,7 +286,7 @@ static size_t rows_bytes(const struct kn_gemm_args *a)
     return a->w->bytes ? kn_bytes_size(a->m, a->w->k) : kn_int8_place(a->m, a->w->k, NULL, &rows8);
 }
 
-static char *rows_at(const struct gemm_par *g, size_t i)
+static char *rounded_at(const struct gemm_par *g, size_t i)
 {
     char *at = g->rows;
     for (size_t p = 0; p < i; p++)
@@ -301,7 +301,7 @@ static int rows_item(struct kn_stream *st, void *arg, size_t item)
     const struct kn_gemm_args *a = &g->a[item / g->row_items];
     const size_t row = item % g->row_items * ROWS, left = a->m > row ? a->m - row : 0;
     const size_t n = left < ROWS ? left : ROWS;
-    char *at = rows_at(g, item / g->row_items);
+    char *at = rounded_at(g, item / g->row_items);
     if (n == 0 || rows_bytes(a) == 0) return 0;
     if (by_rows16(a->w)) {
         struct kn_rows16 r;
@@ -498,14 +498,14 @@ static int gemm_item(struct kn_stream *st, void *arg, size_t item)
     const bool pairs = !g->rows && by_pairs(w, a->m);
     const bool int16 = w->kind == GEMM_OWN_INT16 && !j.as_f32 && !by_rows16(w);
     if (by_rows16(w)) {
-        (void)kn_rows16_place(a->m, w->k, rows_at(g, item / g->n_items), &rows16);
+        (void)kn_rows16_place(a->m, w->k, rounded_at(g, item / g->n_items), &rows16);
         j.rows16 = &rows16;
         j.coded = w->coded;
     } else if (g->rows && w->bytes) {
-        j.bytes = (const void *)rows_at(g, item / g->n_items);
+        j.bytes = (const void *)rounded_at(g, item / g->n_items);
         j.coded = w->coded;
     } else if (g->rows) {
-        (void)kn_int8_place(a->m, w->k, rows_at(g, item / g->n_items), &rows8);
+        (void)kn_int8_place(a->m, w->k, rounded_at(g, item / g->n_items), &rows8);
         j.int8 = w->int8;
         j.rows = &rows8;
     } else if (w->coded) {

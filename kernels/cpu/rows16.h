@@ -15,8 +15,8 @@
 
 enum { KN_ROWS16_UNITS = CODES_STEP / 4 };
 
-/* Value k of a step is byte k % 16 * 2 + k / 16 of its upper bytes, and of its lower ones: four
- * bytes of a row meet four of a column, and one mask takes the nibbles of a word apart (coded.h). */
+/* Value k of a step is byte k % 16 * 2 + k / 16 of its upper bytes, and of its lower ones: four of
+ * a row meet four of a column, and one mask takes the nibbles of a word apart (coded.h). */
 struct kn_rows16_step {
     uint32_t upper[KN_ROWS16_UNITS], lower[KN_ROWS16_UNITS]; /* signed bytes */
 };
@@ -49,7 +49,8 @@ struct kn_rows16_ops {
 const struct kn_rows16_ops *kn_isa_rows16(enum kn_isa isa); /* isa.c; NULL: none */
 
 #if defined(__x86_64__) /* simd/gemm_rows16.c */
-extern const struct kn_rows16_ops kn_avx2_rows16, kn_avx2_vnni_rows16, kn_avx512_rows16, kn_amx_rows16;
+extern const struct kn_rows16_ops kn_avx2_rows16, kn_avx2_vnni_rows16, kn_avx512_rows16,
+    kn_amx_rows16;
 #endif
 
 #endif

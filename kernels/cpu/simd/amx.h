@@ -1,4 +1,4 @@
-/* amx: how a call gets its tiles, all eight 16 rows of 64 bytes or as it says; the pairs that they hold.
+/* amx: how a call gets its tiles, 16 rows of 64 bytes each or as it says; the pairs that they hold.
  *
  * A call gives them back with _tile_release(), so that the kernel does not save them for nothing.
  * Thread: any, once the process may use AMX (isa.c). */

@@ -105,7 +105,7 @@ VF_INLINE size_t sums_width(const struct kn_gemm_job *j, size_t p, size_t v)
     const size_t at = p * NR + v * VL, left = at < j->n ? j->n - at : 0;
     return left < VL ? left : VL;
 }
-/* What sums [R][NR] of a panel begin with, C's or from nothing and the bias on; and where they go. */
+/* What sums [R][NR] of a panel begin with, C or nothing and the bias; and where they go. */
 VF_INLINE void sums_begin(const struct kn_gemm_job *j, size_t row, size_t R, size_t p, bool first,
                           float *sums)
 {

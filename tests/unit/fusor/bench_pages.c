@@ -1,6 +1,7 @@
 /* Pages in 8 bits beside a device's own, and weights in 8 bits, for docs/benchmarks.md: what they
  * change, and what time they take.
  *   bench_pages kl MODEL TEXT [isa]       every position of the first pieces of a text, to f32
+ *   bench_pages steps MODEL TEXT [isa]    the same by decode steps, of 256 tokens of each piece
  *   bench_pages time MODEL TOKENS [isa]   a full prefill, and decode steps behind so many tokens
  * Sequences of the latter have stored KV of random values, each its own pages. Both run all
  * arithmetics in turns, in one process. */
@@ -15,7 +16,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SESSIONS = 8, ROUNDS = 9, STEPS = 4, PIECES = 8, PIECE = 768, QUESTION = 32, WAYS = 6 };
+enum {
+    SESSIONS = 8,
+    ROUNDS = 9,
+    STEPS = 4,
+    PIECES = 8,
+    PIECE = 768,
+    PIECE_STEPS = 256,
+    QUESTION = 32,
+    WAYS = 6
+};
 
 static const struct {
     const char *name;
@@ -105,49 +115,62 @@ static size_t best_of(const float *x, size_t n)
     return best;
 }
 
-static void run(struct fus_core *c, const struct fus_plan *p, struct fus_session **s,
+static void run(struct fus_core *c, const struct fus_plan *p, size_t n_more, struct fus_session **s,
                 struct fus_prefill **f)
 {
-    if (fus_session_create(c, p->n_tok + ROUNDS * STEPS * 2 + 1, s) < 0) give_up("no memory");
+    if (fus_session_create(c, p->n_tok + n_more, s) < 0) give_up("no memory");
     if (fus_prefill_begin(*s, p, f) < 0 || fus_prefill_steps(*f) < 0) give_up("a prompt failed");
 }
 
-static void judge_piece(int w, const int32_t *tok, float *ref, struct change *c)
+/* A row of way w, of which x is a copy; next: what the text goes on with, or -1. */
+static void judge_row(int w, float *x, float *ref, int32_t next, struct change *c)
 {
     const size_t V = model_config(model)->V;
-    const struct fus_plan p = {.tok = tok, .n_tok = PIECE, .logits_from = 1};
+    double kl = 0;
+    log_softmax(x, V);
+    if (w == 0) memcpy(ref, x, V * sizeof *x);
+    for (size_t v = 0; v < V; v++)
+        kl += exp((double)ref[v]) * ((double)ref[v] - (double)x[v]);
+    c->kl += kl;
+    c->kl_max = fmax(c->kl_max, kl);
+    c->same += best_of(ref, V) == best_of(x, V);
+    c->n++;
+    if (next >= 0) c->nll -= (double)x[next];
+}
+
+/* All positions but the first, by a prefill or by decode steps. */
+static void judge_piece(int w, const int32_t *tok, bool by_steps, float *ref, struct change *c)
+{
+    const size_t V = model_config(model)->V;
+    const uint32_t n = by_steps ? PIECE_STEPS : PIECE;
+    const struct fus_plan p = {.tok = tok, .n_tok = by_steps ? 1 : n, .logits_from = !by_steps};
     struct fus_session *s;
     struct fus_prefill *f;
     size_t rows = 0;
     float *x = mem_alloc(V * sizeof *x);
-    run(core[w], &p, &s, &f);
+    run(core[w], &p, by_steps ? n : 0, &s, &f);
     const float *logits = fus_prefill_logits(f, &rows);
-    for (size_t i = 0; x && i < rows; i++, ref += V) {
-        memcpy(x, logits + i * V, V * sizeof *x);
-        log_softmax(x, V);
-        if (w == 0) memcpy(ref, x, V * sizeof *x);
-        double kl = 0;
-        for (size_t v = 0; v < V; v++)
-            kl += exp((double)ref[v]) * ((double)ref[v] - (double)x[v]);
-        c->kl += kl;
-        c->kl_max = fmax(c->kl_max, kl);
-        c->same += best_of(ref, V) == best_of(x, V);
-        c->n++;
-        if (i + 1 < rows) c->nll -= (double)x[tok[i + 2]];
+    for (uint32_t i = 1; x && i < n; i++, ref += V) {
+        if (by_steps) {
+            if (fus_decode(core[w], &s, tok + i, 1, NULL, x) < 0) give_up("a step failed");
+        } else {
+            memcpy(x, logits + (i - 1) * V, V * sizeof *x);
+        }
+        judge_row(w, x, ref, i + 1 < n ? tok[i + 1] : -1, c);
     }
     mem_free(x);
     fus_prefill_end(f);
     fus_session_destroy(s);
 }
 
-static void judge(const char *text)
+static void judge(const char *text, bool by_steps)
 {
     struct tok_ids ids = {0};
     struct change c[WAYS] = {0};
     float *ref = read_tokens(text, &ids);
     for (size_t p = 0; ref && p < PIECES; p++)
         for (int w = 0; w < WAYS; w++)
-            if (core[w]) judge_piece(w, ids.id + p * PIECE, ref, &c[w]);
+            if (core[w]) judge_piece(w, ids.id + p * PIECE, by_steps, ref, &c[w]);
     for (int w = 0; w < WAYS; w++)
         if (core[w])
             printf("%-16s KL %.5f, largest %.3f, same token %.4f, perplexity %.3f\n", ways[w].name,
@@ -195,7 +218,7 @@ static void fill(int w, const int32_t *tok, uint32_t n, struct timed *t)
                                .logits_from = n - 1};
     struct fus_prefill *f;
     for (int i = 0; i < SESSIONS; i++) {
-        run(core[w], &p, &t->s[i], &f);
+        run(core[w], &p, ROUNDS * STEPS * 2, &t->s[i], &f);
         fus_prefill_end(f);
     }
 }
@@ -214,7 +237,7 @@ static void time_round(int w, const int32_t *tok, uint32_t n, float *logits, str
     struct fus_prefill *f;
     uint64_t t0 = clock_ns();
     if (round < prefills(n)) {
-        run(core[w], &p, &s, &f);
+        run(core[w], &p, 0, &s, &f);
         t->prefill_ms[round] = clock_ms_since(t0);
         fus_prefill_end(f);
         fus_session_destroy(s);
@@ -270,12 +293,12 @@ static void measure(uint32_t n)
 
 int main(int argc, char **argv)
 {
-    if (argc < 4) give_up("kl MODEL TEXT [isa], or time MODEL TOKENS [isa]");
-    const bool kl = strcmp(argv[1], "kl") == 0;
+    if (argc < 4) give_up("kl|steps MODEL TEXT [isa], or time MODEL TOKENS [isa]");
+    const bool steps = strcmp(argv[1], "steps") == 0, kl = steps || strcmp(argv[1], "kl") == 0;
     const size_t n = kl ? PIECE : strtoul(argv[3], NULL, 10);
     open_cores(argv[2], argc > 4 ? argv[4] : NULL, kl ? n : (SESSIONS + 1) * (n + 2 * KN_PAGE));
     if (kl)
-        judge(argv[3]);
+        judge(argv[3], steps);
     else
         measure((uint32_t)n);
     for (int w = 0; w < WAYS; w++)
