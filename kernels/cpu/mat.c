@@ -495,16 +495,16 @@ static int gemm_item(struct kn_stream *st, void *arg, size_t item)
                             .cancel = st->cancel};
     struct kn_int8_rows rows8;
     struct kn_rows16 rows16;
-    const bool pairs = !g->rows && by_pairs(w, a->m);
-    const bool int16 = w->kind == GEMM_OWN_INT16 && !j.as_f32 && !by_rows16(w);
-    if (by_rows16(w)) {
+    const bool by8 = by_rows8(w), by16 = by_rows16(w), pairs = !by8 && by_pairs(w, a->m);
+    const bool int16 = w->kind == GEMM_OWN_INT16 && !j.as_f32 && !by16;
+    if (by16) {
         (void)kn_rows16_place(a->m, w->k, rounded_at(g, item / g->n_items), &rows16);
         j.rows16 = &rows16;
         j.coded = w->coded;
-    } else if (g->rows && w->bytes) {
+    } else if (by8 && w->bytes) {
         j.bytes = (const void *)rounded_at(g, item / g->n_items);
         j.coded = w->coded;
-    } else if (g->rows) {
+    } else if (by8) {
         (void)kn_int8_place(a->m, w->k, rounded_at(g, item / g->n_items), &rows8);
         j.int8 = w->int8;
         j.rows = &rows8;

@@ -285,6 +285,42 @@ TEST(a_replay_multiplies_whole_numbers_as_they_are)
     if (n_dev == 0) SKIP("this machine has no such products");
 }
 
+static int run_two(struct kn_stream *st, void *arg, size_t row0, size_t n)
+{
+    return kn_cpu_gemms(st, arg, 2);
+}
+
+/* As experts of a mixture, whose files may have some of them in other forms. */
+TEST(products_of_several_forms_go_together)
+{
+    enum { N = 70, K = 256, M = 6 };
+    static const char *const gemms[] = {"own-f32", "own-int16", "own-bf16", "own-int8"};
+    static const struct codes_form of[] = {CODES_PLAIN(4, 0, true), CODES_NESTED(4, 16, -4, false)};
+    float *a = kern_random(M * K, 1, 1);
+    for (unsigned i = 0; i < KERN_ISAS; i++)
+        for (size_t g = 0; g < sizeof gemms / sizeof *gemms; g++) {
+            struct kn_dev *d = kern_dev(i, 2, gemms[g]);
+            float c[4][M * N];
+            struct kn_gemm_args x[4];
+            struct pair p[2];
+            if (!d) continue;
+            for (int v = 0; v < 2; v++)
+                ASSERT_OK(pair_make(d, &(struct kn_part){N, of[v]}, 1, K, &p[v]));
+            for (size_t v = 0; v < 4; v++)
+                x[v] = (struct kn_gemm_args){
+                    .a = a, .lda = K, .m = M, .w = p[v / 2].coded, .c = c[v], .ldc = N};
+            for (size_t alone = 0; alone < 4; alone += 2)
+                replay(d, 1, &x[alone]);
+            struct kn_gemm_args two[] = {x[1], x[3]};
+            ASSERT_OK(kn_replay(d, 1, M, NULL, run_two, two));
+            ASSERT_MEMEQ(c[0], c[1], sizeof c[0]);
+            ASSERT_MEMEQ(c[2], c[3], sizeof c[2]);
+            pair_drop(&p[0]), pair_drop(&p[1]);
+            kn_dev_destroy(d);
+        }
+    free(a);
+}
+
 TEST(what_is_no_number_stays_in_its_row)
 {
     enum { M = 7, N = 40, K = 64 };
