@@ -74,6 +74,8 @@ const struct kn_rows16_ops *kn_isa_rows16(enum kn_isa isa)
         return kn_isa_int8(isa) ? &kn_avx512_rows16 : NULL;
     if (isa == KN_ISA_AMX) return &kn_amx_rows16;
     if (isa == KN_ISA_AVX2) return kn_isa_int8(isa) ? &kn_avx2_vnni_rows16 : &kn_avx2_rows16;
+#elif defined(__aarch64__)
+    if (kn_isa_int8(isa)) return &kn_neon_rows16;
 #endif
     return NULL;
 }

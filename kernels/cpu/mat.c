@@ -271,9 +271,10 @@ static bool by_rows8(const struct kn_mat *w)
 static bool by_rows16(const struct kn_mat *w)
 {
     const struct kn_dev *d = w->dev;
+    const bool free = !d->forced && d->arith == KN_ARITH_AUTO && d->allow_bf16;
     if (!d->rows16 || !d->replaying || !w->coded || w->bytes) return false;
     return (d->rows16->codes8 ? w->coded->whole8 : w->coded->whole4) &&
-           (d->gemm != GEMM_OWN_F32 || d->int8);
+           (free || d->gemm != GEMM_OWN_F32 || d->int8);
 }
 
 /* Of one product; 0: they stay f32, or are rounded elsewhere. */

@@ -48,9 +48,7 @@ struct kn_rows16_ops {
 };
 const struct kn_rows16_ops *kn_isa_rows16(enum kn_isa isa); /* isa.c; NULL: none */
 
-#if defined(__x86_64__) /* simd/gemm_rows16.c */
 extern const struct kn_rows16_ops kn_avx2_rows16, kn_avx2_vnni_rows16, kn_avx512_rows16,
-    kn_amx_rows16;
-#endif
+    kn_amx_rows16, kn_neon_rows16; /* simd/gemm_rows16.c */
 
 #endif

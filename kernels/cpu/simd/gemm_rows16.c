@@ -3,7 +3,7 @@
  * A step's codes of a vector of columns are eight registers of bytes, which meet all rows, four at
  * a time; nothing is unpacked to memory. Codes to come are asked for meanwhile, as most of the time
  * of few rows is that of reading them. Compiled for AVX2, AVX-VNNI and AVX-512 with VNNI, with AMX
- * as well, where tiles take more than four rows.
+ * as well, where tiles take more than four rows, and for NEON with products of 8 bits.
  * Thread: any. */
 #include "kernels/cpu/rows16.h"
 #include "base/assert.h"
@@ -17,7 +17,8 @@ enum {
     FEW = KN_ROWS16_FEW,   /* rows together */
     SUMS = 16,             /* rows that go through a panel together; chosen: 2 KiB of sums */
     STEPS_AHEAD = 8,       /* chosen */
-    BYTES_128 = (int)0x80808080,
+    ZERO = KN_SIMD == 128 ? 0 : 128, /* of numbers of 8 bits: without a sign on x86 */
+    BYTES_ZERO = (int)(ZERO * 0x01010101u),
 };
 static_assert((int64_t)TOP * 255 * CODES_STEP <= INT32_MAX, "a step's sum is whole");
 
@@ -27,6 +28,11 @@ static_assert((int64_t)TOP * 255 * CODES_STEP <= INT32_MAX, "a step's sum is who
 #define CODES8 true
 enum { TOGETHER = 2 }; /* vectors whose codes fit into the registers */
 #define byte_dot(c, a, b) ((whole)_mm512_dpbusd_epi32((__m512i)(c), (__m512i)(a), (__m512i)(b)))
+#elif KN_SIMD == 128
+#define NAME(name) kn_neon_##name
+#define CODES8 true
+enum { TOGETHER = 2 };
+#define byte_dot(c, a, b) ((whole)vdotq_s32((int32x4_t)(c), (int8x16_t)(a), (int8x16_t)(b)))
 #elif defined(__AVXVNNI__)
 #define NAME(name) kn_avx2_vnni_##name
 #define CODES8 true
@@ -169,7 +175,7 @@ VF_INLINE void open_nibbles(const uint8_t *codes, size_t v0, struct units *to)
         }
 }
 
-/* Rows of k, two and two that are next to each other, become columns; 128 more each: unsigned. */
+/* Rows of k, two and two that are next to each other, become columns. */
 VF_INLINE void open_bytes(const uint8_t *codes, size_t v0, struct units *to)
 {
 #if KN_SIMD == 512
@@ -185,8 +191,19 @@ VF_INLINE void open_bytes(const uint8_t *codes, size_t v0, struct units *to)
         const __m512i y = _mm512_loadu_si512(codes + (16 + 2 * u) * NR);
         /* Columns 0 to 7 and 16 to 23, and the others. */
         const __m512i low = _mm512_unpacklo_epi8(x, y), high = _mm512_unpackhi_epi8(x, y);
-        to->q[u][0] = (whole)_mm512_permutex2var_epi16(low, order, high) ^ BYTES_128;
-        to->q[u][TOGETHER - 1] = (whole)_mm512_permutex2var_epi16(low, next, high) ^ BYTES_128;
+        to->q[u][0] = (whole)_mm512_permutex2var_epi16(low, order, high) ^ BYTES_ZERO;
+        to->q[u][TOGETHER - 1] = (whole)_mm512_permutex2var_epi16(low, next, high) ^ BYTES_ZERO;
+    }
+#elif KN_SIMD == 128
+    (void)v0;
+#pragma GCC unroll 8
+    for (size_t u = 0; u < UNITS; u++) {
+        const int8x16_t x = vld1q_s8((const int8_t *)codes + 2 * u * NR);
+        const int8x16_t y = vld1q_s8((const int8_t *)codes + (16 + 2 * u) * NR);
+        const int16x8_t low = vreinterpretq_s16_s8(vzip1q_s8(x, y));
+        const int16x8_t high = vreinterpretq_s16_s8(vzip2q_s8(x, y));
+        to->q[u][0] = (whole)vzip1q_s16(low, high);
+        to->q[u][1] = (whole)vzip2q_s16(low, high);
     }
 #else
     const __m256i order = _mm256_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15, 0,
@@ -197,7 +214,7 @@ VF_INLINE void open_bytes(const uint8_t *codes, size_t v0, struct units *to)
         const __m256i y = _mm256_loadu_si256((const void *)(codes + (16 + 2 * u) * NR));
         const __m256i pairs = v0 ? _mm256_unpackhi_epi8(x, y) : _mm256_unpacklo_epi8(x, y);
         const __m256i halves = _mm256_permute4x64_epi64(pairs, 0xd8);
-        to->q[u][0] = (whole)_mm256_shuffle_epi8(halves, order) ^ BYTES_128;
+        to->q[u][0] = (whole)_mm256_shuffle_epi8(halves, order) ^ BYTES_ZERO;
     }
 #endif
 }
@@ -206,7 +223,7 @@ VF_INLINE void open_units(const struct codes_form f, const uint8_t *panel, struc
                           size_t v0, struct units *to)
 {
     struct codes_form is = f;
-    if (f.bits == 8) is.low = -128;
+    if (f.bits == 8) is.low = -ZERO;
 #pragma GCC unroll 2
     for (size_t v = 0; v < TOGETHER; v++)
         step_plain(is, panel, at, v0 + v, to->d + v, to->m + v);

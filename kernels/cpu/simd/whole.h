@@ -42,7 +42,6 @@ VF_INLINE int32_t whole_top(whole x)
 #endif
 }
 
-#if KN_SIMD >= 256
 /* By bits, so that it is one of x where they are no numbers; less than what can be divided by
  * counts as this. */
 VF_INLINE float whole_magnitude(int32_t bits)
@@ -61,6 +60,8 @@ VF_INLINE void whole_store_halves(uint32_t *to, whole x)
 {
 #if KN_SIMD == 512
     _mm256_storeu_si256((void *)to, _mm512_cvtepi32_epi16((__m512i)x));
+#elif KN_SIMD == 128
+    vst1_s16((int16_t *)(void *)to, vmovn_s32((int32x4_t)x));
 #else
     const __m256i low = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 0, 1, 4, 5, 8, 9, 12, 13, 0, 1,
                                          4, 5, 8, 9, 12, 13, 0, 1, 4, 5, 8, 9, 12, 13);
@@ -68,7 +69,6 @@ VF_INLINE void whole_store_halves(uint32_t *to, whole x)
     _mm_storeu_si128((void *)to, _mm256_castsi256_si128((__m256i)x));
 #endif
 }
-#endif
 
 /* Sums [R][NR] of columns [at, at + VL), or as many as there are, times what a row's and a column's
  * numbers stand for, to C. */
@@ -98,7 +98,6 @@ VF_INLINE void whole_add(const struct kn_gemm_job *j, size_t row, unsigned R, si
     }
 }
 
-#if KN_SIMD >= 256
 /* Columns of vector v of panel p that there are. */
 VF_INLINE size_t sums_width(const struct kn_gemm_job *j, size_t p, size_t v)
 {
@@ -131,6 +130,5 @@ VF_INLINE void sums_end(const struct kn_gemm_job *j, size_t row, size_t R, size_
             if (n) vf_storen(c + v * VL, vf_load(sums + r * NR + v * VL), n);
         }
 }
-#endif
 
 #endif

@@ -321,6 +321,44 @@ TEST(products_of_several_forms_go_together)
     free(a);
 }
 
+/* Where f32 was chosen and not asked for, as on a CPU that has nothing faster for prefills. */
+TEST(steps_are_in_f32_only_where_it_is_asked_for)
+{
+    enum { N = 70, K = 64, M = 3, WAYS = 4 };
+    static const struct kn_dev_opts ways[WAYS] = {{.gemm = "own-f32", .allow_bf16 = true},
+                                                  {.arith = KN_ARITH_F32, .allow_bf16 = true},
+                                                  {.allow_bf16 = false},
+                                                  {.allow_bf16 = true}};
+    static const char *const isas[] = {"avx2", "avx512", "neon"};
+    const struct kn_part part = {N, CODES_PLAIN(4, 0, true)};
+    float *a = kern_random(M * K, 1, 1), c[WAYS][M * N];
+    unsigned n_dev = 0;
+    for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
+        bool rows16 = false;
+        for (int w = 0; w < WAYS; w++) {
+            struct kn_dev_opts o = ways[w];
+            struct kn_dev *d = NULL;
+            struct pair p;
+            struct err e;
+            o.isa = isas[i];
+            o.n_threads = 1;
+            if (kn_dev_create(&o, &d, &e) < 0) break;
+            rows16 = d->rows16;
+            ASSERT_OK(pair_make(d, &part, 1, K, &p));
+            replay(d, 1,
+                   &(struct kn_gemm_args){
+                       .a = a, .lda = K, .m = M, .w = p.coded, .c = c[w], .ldc = N});
+            pair_drop(&p);
+            kn_dev_destroy(d);
+        }
+        n_dev += rows16;
+        for (int w = 1; rows16 && w < WAYS; w++)
+            ASSERT_EQ(memcmp(c[0], c[w], sizeof c[w]) == 0, w < 3);
+    }
+    free(a);
+    if (n_dev == 0) SKIP("this machine has no such products");
+}
+
 TEST(what_is_no_number_stays_in_its_row)
 {
     enum { M = 7, N = 40, K = 64 };
@@ -332,11 +370,12 @@ TEST(what_is_no_number_stays_in_its_row)
     memset(a + 5 * K, 0, K * sizeof *a);
     for (unsigned i = 1; i < KERN_ISAS; i++)
         for (size_t f = 0; f < 2; f++) {
-            struct kn_dev *d = kern_dev(i, 1, i == KERN_ISAS - 1 ? "own-bf16" : "own-int16");
+            const char *const gemm = i == KERN_ISAS - 1 ? "own-bf16" : "own-int16";
+            struct kn_dev *own = kern_dev(i, 1, gemm), *d = own ? own : kern_dev(i, 1, "own-int8");
             const struct kn_part part = {N, of[f]};
             float *c = kern_random(M * N, 2, 1);
             struct pair p;
-            if (d && d->rows16) {
+            if (d && d->rows16 && !d->bytes) {
                 n_dev++;
                 ASSERT_OK(pair_make(d, &part, 1, K, &p));
                 replay(d, 1,
