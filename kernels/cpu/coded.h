@@ -26,7 +26,7 @@ struct kn_coded {
     unsigned nr, lanes; /* columns of a panel, of a vector */
     size_t k, n_panels, bytes;
     bool all;            /* panels are codes */
-    bool whole4, whole8; /* all as kn_codes_whole() says, of 8 bits or less */
+    bool whole4, whole8; /* they are whole numbers (see below), of 4 bits or of both */
     struct kn_panel *panel;
     uint8_t *data; /* in the slab */
     struct kn_slab *slab;

@@ -70,9 +70,8 @@ kn_gemm_fn *kn_isa_int16(enum kn_isa isa)
 const struct kn_rows16_ops *kn_isa_rows16(enum kn_isa isa)
 {
 #if defined(__x86_64__)
-    if (isa == KN_ISA_AVX512 || isa == KN_ISA_AVX512_BF16)
-        return kn_isa_int8(isa) ? &kn_avx512_rows16 : NULL;
     if (isa == KN_ISA_AMX) return &kn_amx_rows16;
+    if (isa >= KN_ISA_AVX512) return kn_isa_int8(isa) ? &kn_avx512_rows16 : NULL;
     if (isa == KN_ISA_AVX2) return kn_isa_int8(isa) ? &kn_avx2_vnni_rows16 : &kn_avx2_rows16;
 #elif defined(__aarch64__)
     if (kn_isa_int8(isa)) return &kn_neon_rows16;

@@ -11,7 +11,7 @@
 #ifndef KERNELS_CPU_ROWS16_H
 #define KERNELS_CPU_ROWS16_H
 
-#include "kernels/cpu/bytes.h"
+#include "kernels/kn.h"
 
 enum { KN_ROWS16_UNITS = CODES_STEP / 4 };
 

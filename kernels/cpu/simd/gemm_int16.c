@@ -3,12 +3,11 @@
  * rounding, and a block's sum is scaled into C. So an output is one chain of FMAs over blocks of k,
  * which depend on k alone: its bits depend on its own row alone.
  *
- * For CPUs without bf16: a rounding error is less than bf16's of all but the smallest values of a
+ * For CPUs without tiles: a rounding error is less than bf16's of all but the smallest values of a
  * block, and a step takes two k where an FMA takes one. Weights stay as they are kept (codes, or
  * f32) and are rounded block by block, some panels at a time, for all rows of a call. Compiled for
  * AVX2 (vpmaddwd and an addition), AVX-VNNI and AVX-512 with VNNI (vpdpwssd). Thread: any. */
 #include "base/assert.h"
-#include "kernels/cpu/bytes.h"
 #include "kernels/cpu/pairs.h"
 #include "kernels/cpu/simd/cases.h"
 #include "kernels/cpu/simd/table.h"

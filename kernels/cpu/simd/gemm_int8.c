@@ -113,9 +113,8 @@ static int32_t rotate_row(const float *a, size_t k, float *to)
     return whole_top(top);
 }
 
-/* Rounds n values, whole steps; their sum. Adding 1.5 * 2^23 leaves a whole number in the lower
- * bits. Four vectors become one, each lane a byte of each: an order within a step that weights
- * have, too. */
+/* Rounds n values, whole steps; their sum. Four vectors become one, each lane a byte of each: an
+ * order within a step that weights have, too. */
 static int32_t round_row(const float *x, size_t n, float by, int8_t *q)
 {
     const whole ones = whole_set1(0x01010101);
@@ -124,7 +123,7 @@ static int32_t round_row(const float *x, size_t n, float by, int8_t *q)
         whole byte[4];
 #pragma GCC unroll 4
         for (size_t i = 0; i < 4; i++)
-            byte[i] = (whole)vf_fma(vf_load(x + at + i * VL), vf_set1(by), vf_set1(0x1.8p23f));
+            byte[i] = whole_rounded(vf_load(x + at + i * VL), vf_set1(by));
         const whole lo = (byte[0] & 0xff) | (byte[1] & 0xff) << 8;
         const whole four = lo | (byte[2] & 0xff) << 16 | byte[3] << 24;
         memcpy(q + at, &four, sizeof four);

@@ -305,6 +305,7 @@ VF_INLINE void tiles_unpack(const struct codes_form f, const uint8_t *panel, str
 VF_INLINE void tiles_multiply(const struct kn_rows16_step *q, const bool two,
                               const struct tiles_step *b)
 {
+    amx_barrier();
     _tile_zero(0);
     _tile_zero(2);
     _tile_loadd(6, q, CODES_STEP);

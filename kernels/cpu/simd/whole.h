@@ -42,8 +42,8 @@ VF_INLINE int32_t whole_top(whole x)
 #endif
 }
 
-/* By bits, so that it is one of x where they are no numbers; less than what can be divided by
- * counts as this. */
+/* The float of these bits, a largest magnitude: at least what a number can be divided by. What is
+ * no number stays. */
 VF_INLINE float whole_magnitude(int32_t bits)
 {
     float x;

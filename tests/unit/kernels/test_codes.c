@@ -135,10 +135,10 @@ TEST(products_of_codes_are_those_of_their_values_int8)
 }
 
 /* A decode step's product, rows all at once. */
-static void replay(struct kn_dev *d, unsigned wide, const struct kn_gemm_args *g)
+static void replay(struct kn_dev *d, uint64_t key, const struct kn_gemm_args *g)
 {
     struct kn_gemm_args of = *g;
-    ASSERT_OK(kn_replay(d, wide, of.m, NULL, run_rows, &of));
+    ASSERT_OK(kn_replay(d, key, of.m, NULL, run_rows, &of));
 }
 
 /* A decode step beside other numbers takes the file's own codes in f32, as it does without, unless
