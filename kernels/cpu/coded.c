@@ -45,15 +45,17 @@ int kn_coded_create(struct kn_dev *d, const struct kn_part *parts, size_t n_part
         n += parts[i].n;
     }
     c->n_panels = (n + c->nr - 1) / c->nr;
-    c->all = c->whole4 = c->whole8 = true;
+    c->all = c->nibbles = c->whole4 = true;
     c->panel = mem_alloc(c->n_panels * sizeof *c->panel);
     for (size_t i = 0; c->panel && i < c->n_panels; i++) {
         const struct codes_form f = panel_form(parts, n_parts, i * c->nr, c->nr);
         c->panel[i] = (struct kn_panel){f, c->bytes};
         c->bytes += panel_bytes(&f, k, c->nr);
         c->all &= f.bits == 4 || f.bits == 8;
-        c->whole4 &= kn_codes_whole(&f, false);
-        c->whole8 &= kn_codes_whole(&f, true);
+        c->nibbles &= kn_codes_nibbles(&f);
+        c->whole4 &= kn_codes_nibbles(&f) && !kn_codes_by_half(&f);
+        c->by_step |= !kn_codes_by_half(&f);
+        c->by_half |= kn_codes_by_half(&f);
     }
     if (c->panel) c->data = kn_slab_take(d, c->bytes, &c->slab);
     if (!c->data) {

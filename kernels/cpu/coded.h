@@ -25,8 +25,9 @@ enum { KN_PARTS_MAX = 4 };
 struct kn_coded {
     unsigned nr, lanes; /* columns of a panel, of a vector */
     size_t k, n_panels, bytes;
-    bool all;            /* panels are codes */
-    bool whole4, whole8; /* they are whole numbers (see below), of 4 bits or of both */
+    bool all;              /* panels are codes */
+    bool nibbles, whole4;  /* they are whole numbers of 4 bits; with one scale a step */
+    bool by_step, by_half; /* some have one scale a step, some two */
     struct kn_panel *panel;
     uint8_t *data; /* in the slab */
     struct kn_slab *slab;
@@ -75,12 +76,14 @@ static inline __attribute__((always_inline)) size_t kn_nibble(size_t w, size_t j
     return 8 * (j % 4) + 2 * w + j / 4;
 }
 
-/* Whole numbers of 4 bits (or 8) with one scale for all of a column's step: some products take them
- * as they are. */
-static inline __attribute__((always_inline)) bool kn_codes_whole(const struct codes_form *f,
-                                                                 bool or_8)
+/* Whole numbers of 4 bits: some products take them as they are. */
+static inline __attribute__((always_inline)) bool kn_codes_nibbles(const struct codes_form *f)
 {
-    return (f->bits == 4 || (or_8 && f->bits == 8)) && !f->table && f->group >= CODES_STEP;
+    return f->bits == 4 && !f->table;
+}
+static inline __attribute__((always_inline)) bool kn_codes_by_half(const struct codes_form *f)
+{
+    return f->group < CODES_STEP;
 }
 
 struct kn_dev;

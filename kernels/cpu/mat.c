@@ -273,7 +273,7 @@ static bool by_rows16(const struct kn_mat *w)
     const struct kn_dev *d = w->dev;
     const bool free = !d->forced && d->arith == KN_ARITH_AUTO && d->allow_bf16;
     if (!d->rows16 || !d->replaying || !w->coded || w->bytes) return false;
-    return (d->rows16->codes8 ? w->coded->whole8 : w->coded->whole4) &&
+    return (d->rows16->nibbles_only ? w->coded->nibbles : w->coded->all) &&
            (free || d->gemm != GEMM_OWN_F32 || d->int8);
 }
 
@@ -282,7 +282,7 @@ static size_t rows_bytes(const struct kn_gemm_args *a)
 {
     struct kn_int8_rows rows8;
     struct kn_rows16 rows16;
-    if (by_rows16(a->w)) return kn_rows16_place(a->m, a->w->k, NULL, &rows16);
+    if (by_rows16(a->w)) return kn_rows16_place(a->w->coded, a->m, NULL, &rows16);
     if (!by_rows8(a->w)) return 0;
     return a->w->bytes ? kn_bytes_size(a->m, a->w->k) : kn_int8_place(a->m, a->w->k, NULL, &rows8);
 }
@@ -306,7 +306,7 @@ static int rows_item(struct kn_stream *st, void *arg, size_t item)
     if (n == 0 || rows_bytes(a) == 0) return 0;
     if (by_rows16(a->w)) {
         struct kn_rows16 r;
-        (void)kn_rows16_place(a->m, a->w->k, at, &r);
+        (void)kn_rows16_place(a->w->coded, a->m, at, &r);
         st->dev->rows16->round(a->a, a->lda, row, n, &r);
         return 0;
     }
@@ -369,12 +369,11 @@ static int prepare_columns(struct kn_stream *st, struct gemm_par *g, size_t n)
     return kn_par(st, n * KN_COLUMN_TILES, columns_item, g);
 }
 
-/* A weight on its way to other numbers costs more than the product with one row, but for tiles. */
+/* A weight on its way to other numbers costs more than the product with one row. */
 static bool by_f32(const struct kn_mat *w)
 {
     const bool turned = w->coded || w->kind == GEMM_OWN_INT16;
-    return w->kind == GEMM_OWN_F32 ||
-           (turned && w->dev->replaying && !by_columns(w, 1) && !by_rows16(w));
+    return w->kind == GEMM_OWN_F32 || (turned && w->dev->replaying && !by_rows16(w));
 }
 
 /* Products in bf16 that read rows as pairs. */
@@ -499,7 +498,8 @@ static int gemm_item(struct kn_stream *st, void *arg, size_t item)
     const bool by8 = by_rows8(w), by16 = by_rows16(w), pairs = !by8 && by_pairs(w, a->m);
     const bool int16 = w->kind == GEMM_OWN_INT16 && !j.as_f32 && !by16;
     if (by16) {
-        (void)kn_rows16_place(a->m, w->k, rounded_at(g, item / g->n_items), &rows16);
+        char *at = rounded_at(g, item / g->n_items);
+        (void)kn_rows16_place(w->coded, a->m, at, &rows16);
         j.rows16 = &rows16;
         j.coded = w->coded;
     } else if (by8 && w->bytes) {

@@ -115,7 +115,8 @@ VF_INLINE void step_scales(const struct codes_form f, const uint8_t *panel, stru
     const uint8_t *step = panel + at.head, *head = kn_by_units(&f) ? panel + at.unit : step;
 #pragma GCC unroll 2
     for (int h = 0; h < HALVES; h++) {
-        vf d = (f.bf16 ? vf_from_bf16 : vf_from_f16)(head + 2 * v * VL), m = vf_set1(0);
+        const uint8_t *first = head + 2 * v * VL;
+        vf d = f.bf16 ? vf_from_bf16(first) : vf_from_f16(first), m = vf_set1(0);
         if (f.min) m = vf_from_f16(head + 2 * (NR + v * VL));
         if (f.super) {
             const uint8_t *of = step + (size_t)(n_groups == 2 ? h : 0) * NR + v * VL;

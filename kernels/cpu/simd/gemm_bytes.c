@@ -159,7 +159,8 @@ static unsigned open_piece(const struct kn_gemm_job *j, size_t p, size_t step0, 
 #define TRY(...)                                                                                   \
     {                                                                                              \
         const struct codes_form is = __VA_ARGS__;                                                  \
-        if (kn_codes_whole(&is, false) && codes_form_same(&panel->form, &is)) {                    \
+        if (kn_codes_nibbles(&is) && !kn_codes_by_half(&is) &&                                     \
+            codes_form_same(&panel->form, &is)) {                                                  \
             open_narrow(is, data, step0, n, to);                                                   \
             return NARROW_TOP;                                                                     \
         }                                                                                          \

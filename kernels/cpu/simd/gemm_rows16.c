@@ -19,72 +19,102 @@ enum {
     STEPS_AHEAD = 8,       /* chosen */
     ZERO = KN_SIMD == 128 ? 0 : 128, /* of numbers of 8 bits: without a sign on x86 */
     BYTES_ZERO = (int)(ZERO * 0x01010101u),
+    EVEN = 0x00ff00ff, /* bytes */
 };
 static_assert((int64_t)TOP * 255 * CODES_STEP <= INT32_MAX, "a step's sum is whole");
 
 #if KN_SIMD == 512
 #include "kernels/cpu/simd/amx.h"
 #define NAME(name) kn_avx512_##name
-#define CODES8 true
+#define NIBBLES_ONLY false
 enum { TOGETHER = 2 }; /* vectors whose codes fit into the registers */
 #define byte_dot(c, a, b) ((whole)_mm512_dpbusd_epi32((__m512i)(c), (__m512i)(a), (__m512i)(b)))
 #elif KN_SIMD == 128
 #define NAME(name) kn_neon_##name
-#define CODES8 true
+#define NIBBLES_ONLY false
 enum { TOGETHER = 2 };
 #define byte_dot(c, a, b) ((whole)vdotq_s32((int32x4_t)(c), (int8x16_t)(a), (int8x16_t)(b)))
 #elif defined(__AVXVNNI__)
 #define NAME(name) kn_avx2_vnni_##name
-#define CODES8 true
+#define NIBBLES_ONLY false
 enum { TOGETHER = 1 };
 #define byte_dot(c, a, b) ((whole)_mm256_dpbusd_avx_epi32((__m256i)(c), (__m256i)(a), (__m256i)(b)))
 #else
 #define NAME(name) kn_avx2_##name
-#define CODES8 false /* sums of pairs of products have 16 bits here */
+#define NIBBLES_ONLY true /* sums of pairs of products have 16 bits here */
 enum { TOGETHER = 1 };
 #endif
 
-/* A step's codes of TOGETHER vectors: unit u has values 2u, 16 + 2u, 2u + 1, 17 + 2u. */
+/* A step's codes of TOGETHER vectors: unit u has values 2u, 16 + 2u, 2u + 1, 17 + 2u; of codes with
+ * two scales unit u of a half has 2u, 8 + 2u, 2u + 1, 9 + 2u. */
 struct units {
     whole q[UNITS][TOGETHER];
-    vf d[TOGETHER], m[TOGETHER];
+    struct scales s[TOGETHER];
 };
 
 /* ---- rows ---- */
 
-static void round_step(const float *x, struct kn_rows16_step *to, float *scale, float *sum)
+/* The values whose bytes are the first of pairs [pair, pair + VL); group / 2 behind them are those
+ * of the second ones. */
+VF_INLINE vf firsts(const float *x, int pair, const int group)
 {
-    enum { PARTS = CODES_STEP / VL };
-    whole most = whole_set1(0), all = whole_set1(0);
+    const float *from = x + pair / (group / 2) * group + pair % (group / 2);
+#if KN_SIMD == 512
+    if (group < CODES_STEP) return _mm512_mask_loadu_ps(vf_loadn(from, 8), 0xff00, from + 8);
+#endif
+    return vf_load(from);
+}
+
+VF_INLINE void put_numbers(const float *x, vf by, const int group, struct kn_rows16_step *to)
+{
 #pragma GCC unroll 4
-    for (int i = 0; i < PARTS; i++)
-        most = whole_max(most, (whole)vf_load(x + i * VL) & INT32_MAX);
-    const float top = whole_magnitude(whole_top(most));
-    const vf by = vf_set1(TOP / top);
-#pragma GCC unroll 2
-    for (int i = 0; i < PARTS / 2; i++) {
-        const whole a = whole_rounded(vf_load(x + i * VL), by);
-        const whole b = whole_rounded(vf_load(x + (PARTS / 2 + i) * VL), by);
-        all += ((a << 16) >> 16) + ((b << 16) >> 16);
-        whole_store_halves(to->upper + i * VL / 2, ((a + 128) >> 8 & 255) | ((b + 128) & 0xff00));
-        whole_store_halves(to->lower + i * VL / 2, (a & 255) | (b & 255) << 8);
+    for (int i = 0; i < CODES_STEP / 2; i += VL) {
+        const whole a = whole_rounded(firsts(x, i, group), by);
+        const whole b = whole_rounded(firsts(x + group / 2, i, group), by);
+        whole_store_halves(to->upper + i / 2, ((a + 128) >> 8 & 255) | ((b + 128) & 0xff00));
+        whole_store_halves(to->lower + i / 2, (a & 255) | (b & 255) << 8);
     }
-    *scale = top / TOP;
-    *sum = *scale * vf_hsum(whole_vf(all));
+}
+
+VF_INLINE float half_sum(const float *x, vf by)
+{
+    whole all = whole_set1(0);
+#pragma GCC unroll 4
+    for (int i = 0; i < CODES_STEP / 2; i += VL)
+        all += (whole_rounded(vf_load(x + i), by) << 16) >> 16;
+    return vf_hsum(whole_vf(all));
+}
+
+static void round_step(const float *x, const struct kn_rows16 *to, size_t at)
+{
+    whole most = whole_set1(0);
+#pragma GCC unroll 8
+    for (int i = 0; i < CODES_STEP; i += VL)
+        most = whole_max(most, (whole)vf_load(x + i) & INT32_MAX);
+    const float top = whole_magnitude(whole_top(most)), scale = top / TOP;
+    const vf by = vf_set1(TOP / top);
+    const float first = half_sum(x, by), second = half_sum(x + CODES_STEP / 2, by);
+    to->scale[at] = scale;
+    to->sum[at] = scale * (first + second);
+    to->sums[at][0] = scale * first;
+    to->sums[at][1] = scale * second;
+    if (to->by_step) put_numbers(x, by, CODES_STEP, to->by_step + at);
+    if (to->by_half) put_numbers(x, by, CODES_STEP / 2, to->by_half + at);
 }
 
 static void round_rows(const float *a, size_t lda, size_t row, size_t n, const struct kn_rows16 *to)
 {
     for (size_t r = row; r < row + n; r++)
         for (size_t i = 0, at = r; i < to->steps; i++, at += to->m)
-            round_step(a + r * lda + i * CODES_STEP, to->q + at, to->scale + at, to->sum + at);
+            round_step(a + r * lda + i * CODES_STEP, to, at);
 }
 
 /* ---- sums ---- */
 
-#if CODES8
+/* Of R rows' numbers and codes, units [u0, u0 + n). */
+#if !NIBBLES_ONLY
 VF_INLINE void step_sums(const int R, const struct kn_rows16_step *a, const struct units *b,
-                         whole acc[FEW][TOGETHER])
+                         const int u0, const int n, whole acc[FEW][TOGETHER])
 {
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++)
@@ -99,7 +129,7 @@ VF_INLINE void step_sums(const int R, const struct kn_rows16_step *a, const stru
             for (int v = 0; v < TOGETHER; v++)
                 acc[r][v] = acc[r][v] << 8;
 #pragma GCC unroll 8
-        for (int u = 0; u < UNITS; u++)
+        for (int u = u0; u < u0 + n; u++)
 #pragma GCC unroll 4
             for (int r = 0; r < R; r++) {
                 const whole av = whole_set1((int32_t)(lower ? a[r].lower : a[r].upper)[u]);
@@ -114,11 +144,11 @@ static_assert(2 * UNITS * 15 * 128 <= INT16_MAX, "sums of pairs are whole");
 /* Holds the compiler to this order: it collects all products first otherwise, which are more than
  * there are registers. */
 #define IN_ORDER(x) __asm__("" : "+x"(x))
-VF_INLINE __m256i bytes_sum(const uint32_t *a, const struct units *b)
+VF_INLINE __m256i bytes_sum(const uint32_t *a, const struct units *b, const int u0, const int n)
 {
     __m256i sum = _mm256_setzero_si256();
 #pragma GCC unroll 8
-    for (int u = 0; u < UNITS; u++) {
+    for (int u = u0; u < u0 + n; u++) {
         const __m256i av = _mm256_set1_epi32((int32_t)a[u]);
         sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16((__m256i)b->q[u][0], av));
         IN_ORDER(sum);
@@ -126,58 +156,102 @@ VF_INLINE __m256i bytes_sum(const uint32_t *a, const struct units *b)
     return sum;
 }
 VF_INLINE void step_sums(const int R, const struct kn_rows16_step *a, const struct units *b,
-                         whole acc[FEW][TOGETHER])
+                         const int u0, const int n, whole acc[FEW][TOGETHER])
 {
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
-        const __m256i upper = bytes_sum(a[r].upper, b), lower = bytes_sum(a[r].lower, b);
+        const __m256i upper = bytes_sum(a[r].upper, b, u0, n);
+        const __m256i lower = bytes_sum(a[r].lower, b, u0, n);
         acc[r][0] = (whole)_mm256_add_epi32(_mm256_madd_epi16(upper, _mm256_set1_epi16(256)),
                                             _mm256_madd_epi16(lower, _mm256_set1_epi16(1)));
     }
 }
 #endif
 
-/* Of a row and a step to its sums. */
-VF_INLINE vf step_add(whole x, vf d, vf m, float scale, float sum, vf to)
+/* The exact sums of row i of a step, or of its halves, to those of columns. */
+VF_INLINE void step_add(const int n_scales, const struct kn_rows16 *a, size_t i, const whole *x,
+                        const struct scales *of, float *sums)
 {
-    to = vf_fma(vf_set1(sum), m, to);
-    return vf_fma(vf_mul(whole_vf(x), d), vf_set1(scale), to);
+    vf s = vf_load(sums), y = vf_mul(whole_vf(x[0]), of->d[0]);
+    if (n_scales == 1) {
+        s = vf_fma(vf_set1(a->sum[i]), of->m[0], s);
+    } else {
+        y = vf_fma(whole_vf(x[1]), of->d[1], y);
+        s = vf_fma(vf_set1(a->sums[i][0]), of->m[0], s);
+        s = vf_fma(vf_set1(a->sums[i][1]), of->m[1], s);
+    }
+    vf_store(sums, vf_fma(y, vf_set1(a->scale[i]), s));
 }
 
-/* R rows from `row` on by a step; sums [R][NR] go on. */
-VF_INLINE void step_rows(const int R, const struct kn_rows16 *a, size_t step, size_t row,
-                         const struct units *b, float *sums)
+/* R rows from `row` on by a step, of so many scales; sums [R][NR] go on. */
+VF_INLINE void step_rows(const int R, const int n_scales, const struct kn_rows16 *a, size_t step,
+                         size_t row, const struct units *b, float *sums)
 {
     const size_t at = step * a->m + row;
-    whole acc[FEW][TOGETHER];
-    step_sums(R, a->q + at, b, acc);
+    const struct kn_rows16_step *q = (n_scales == 1 ? a->by_step : a->by_half) + at;
+    whole x[FEW][TOGETHER][HALVES];
+#pragma GCC unroll 2
+    for (int h = 0; h < n_scales; h++) {
+        whole acc[FEW][TOGETHER];
+        step_sums(R, q, b, h * UNITS / 2, UNITS / n_scales, acc);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+            for (int v = 0; v < TOGETHER; v++)
+                x[r][v][h] = acc[r][v];
+    }
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 2
-        for (int v = 0; v < TOGETHER; v++) {
-            float *s = sums + r * NR + v * VL;
-            vf_store(s, step_add(acc[r][v], b->d[v], b->m[v], a->scale[at + (size_t)r],
-                                 a->sum[at + (size_t)r], vf_load(s)));
-        }
+        for (int v = 0; v < TOGETHER; v++)
+            step_add(n_scales, a, at + (size_t)r, x[r][v], b->s + v, sums + r * NR + v * VL);
 }
 
 /* ---- codes ---- */
 
-VF_INLINE void open_nibbles(const uint8_t *codes, size_t v0, struct units *to)
+/* A table's numbers at bytes of nibbles. */
+VF_INLINE whole numbers_of(const struct codes_form f, whole nibbles)
+{
+    const int8_t *table = codes_table[f.table];
+#if KN_SIMD == 128
+    return (whole)vqtbl1q_s8(vld1q_s8(table), (uint8x16_t)nibbles);
+#else
+    const __m128i quarter = _mm_loadu_si128((const void *)table);
+#if KN_SIMD == 512
+    const __m512i all = _mm512_broadcast_i32x4(quarter);
+    return (whole)_mm512_shuffle_epi8(all, (__m512i)nibbles) ^ BYTES_ZERO;
+#else
+    const __m256i all = _mm256_broadcastsi128_si256(quarter);
+    return (whole)_mm256_shuffle_epi8(all, (__m256i)nibbles) ^ BYTES_ZERO;
+#endif
+#endif
+}
+
+VF_INLINE void open_nibbles(const struct codes_form f, const uint8_t *codes, size_t v0,
+                            struct units *to)
 {
 #pragma GCC unroll 2
     for (size_t v = 0; v < TOGETHER; v++)
 #pragma GCC unroll 4
         for (size_t w = 0; w < 4; w++) {
             const whole x = (whole)words_load(codes + ((v0 + v) * 4 + w) * VL * 4);
-            to->q[w][v] = x & 0x0f0f0f0f;
-            to->q[UNITS / 2 + w][v] = x >> 4 & 0x0f0f0f0f;
+            whole a = x & 0x0f0f0f0f, b = x >> 4 & 0x0f0f0f0f;
+            if (f.table) {
+                a = numbers_of(f, a);
+                b = numbers_of(f, b);
+            }
+            /* Values 2w, 16 + 2w, …, and 8 + 2w, 24 + 2w, … */
+            const bool step = !kn_codes_by_half(&f);
+            to->q[w][v] = step ? a : (a & EVEN) | (b & EVEN) << 8;
+            to->q[UNITS / 2 + w][v] = step ? b : (a >> 8 & EVEN) | (b & ~EVEN);
         }
 }
 
 /* Rows of k, two and two that are next to each other, become columns. */
-VF_INLINE void open_bytes(const uint8_t *codes, size_t v0, struct units *to)
+VF_INLINE void open_bytes(const struct codes_form f, const uint8_t *codes, size_t v0,
+                          struct units *to)
 {
+    const size_t half = f.group < CODES_STEP ? f.group / 2 : CODES_STEP / 2;
 #if KN_SIMD == 512
     /* Words of 2u are in the lower half, of 2u + 1 in the upper one. */
     const __m512i order = _mm512_setr_epi32(
@@ -187,8 +261,8 @@ VF_INLINE void open_bytes(const uint8_t *codes, size_t v0, struct units *to)
     (void)v0;
 #pragma GCC unroll 8
     for (size_t u = 0; u < UNITS; u++) {
-        const __m512i x = _mm512_loadu_si512(codes + 2 * u * NR);
-        const __m512i y = _mm512_loadu_si512(codes + (16 + 2 * u) * NR);
+        const uint8_t *at = codes + (2 * u / half * 2 * half + 2 * u % half) * NR;
+        const __m512i x = _mm512_loadu_si512(at), y = _mm512_loadu_si512(at + half * NR);
         /* Columns 0 to 7 and 16 to 23, and the others. */
         const __m512i low = _mm512_unpacklo_epi8(x, y), high = _mm512_unpackhi_epi8(x, y);
         to->q[u][0] = (whole)_mm512_permutex2var_epi16(low, order, high) ^ BYTES_ZERO;
@@ -198,8 +272,8 @@ VF_INLINE void open_bytes(const uint8_t *codes, size_t v0, struct units *to)
     (void)v0;
 #pragma GCC unroll 8
     for (size_t u = 0; u < UNITS; u++) {
-        const int8x16_t x = vld1q_s8((const int8_t *)codes + 2 * u * NR);
-        const int8x16_t y = vld1q_s8((const int8_t *)codes + (16 + 2 * u) * NR);
+        const int8_t *at = (const int8_t *)codes + (2 * u / half * 2 * half + 2 * u % half) * NR;
+        const int8x16_t x = vld1q_s8(at), y = vld1q_s8(at + half * NR);
         const int16x8_t low = vreinterpretq_s16_s8(vzip1q_s8(x, y));
         const int16x8_t high = vreinterpretq_s16_s8(vzip2q_s8(x, y));
         to->q[u][0] = (whole)vzip1q_s16(low, high);
@@ -210,8 +284,9 @@ VF_INLINE void open_bytes(const uint8_t *codes, size_t v0, struct units *to)
                                            1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
 #pragma GCC unroll 8
     for (size_t u = 0; u < UNITS; u++) {
-        const __m256i x = _mm256_loadu_si256((const void *)(codes + 2 * u * NR));
-        const __m256i y = _mm256_loadu_si256((const void *)(codes + (16 + 2 * u) * NR));
+        const uint8_t *at = codes + (2 * u / half * 2 * half + 2 * u % half) * NR;
+        const __m256i x = _mm256_loadu_si256((const void *)at);
+        const __m256i y = _mm256_loadu_si256((const void *)(at + half * NR));
         const __m256i pairs = v0 ? _mm256_unpackhi_epi8(x, y) : _mm256_unpacklo_epi8(x, y);
         const __m256i halves = _mm256_permute4x64_epi64(pairs, 0xd8);
         to->q[u][0] = (whole)_mm256_shuffle_epi8(halves, order) ^ BYTES_ZERO;
@@ -222,15 +297,18 @@ VF_INLINE void open_bytes(const uint8_t *codes, size_t v0, struct units *to)
 VF_INLINE void open_units(const struct codes_form f, const uint8_t *panel, struct kn_step at,
                           size_t v0, struct units *to)
 {
-    struct codes_form is = f;
-    if (f.bits == 8) is.low = -ZERO;
+    const vf low = vf_set1(f.bits == 8 || f.table ? -ZERO : f.low); /* is a part of M */
 #pragma GCC unroll 2
-    for (size_t v = 0; v < TOGETHER; v++)
-        step_plain(is, panel, at, v0 + v, to->d + v, to->m + v);
+    for (size_t v = 0; v < TOGETHER; v++) {
+        struct scales *s = to->s + v;
+        step_scales(f, panel, at, v0 + v, s);
+        s->m[0] = vf_fma(low, s->d[0], s->m[0]);
+        s->m[1] = vf_fma(low, s->d[1], s->m[1]);
+    }
     if (f.bits == 8)
-        open_bytes(panel + at.codes, v0, to);
+        open_bytes(f, panel + at.codes, v0, to);
     else
-        open_nibbles(panel + at.codes, v0, to);
+        open_nibbles(f, panel + at.codes, v0, to);
 }
 
 /* For a step to come, of this panel or the one behind it. */
@@ -243,13 +321,14 @@ VF_INLINE void ask_ahead(const struct kn_layout *l, const uint8_t *panel, size_t
 
 #define ROWS_CASE(rows)                                                                            \
     case rows:                                                                                     \
-        step_rows(rows, a, i, row + r, &b, at + r * NR);                                           \
+        step_rows(rows, n_scales, a, i, row + r, &b, at + r * NR);                                 \
         break;
 /* n rows from `row` on by a panel; sums [n][NR] go on. */
 VF_INLINE void panel_rows(const struct codes_form f, const uint8_t *panel,
                           const struct kn_rows16 *a, size_t row, size_t n, float *sums)
 {
     const struct kn_layout l = kn_layout(&f, NR);
+    const int n_scales = kn_codes_by_half(&f) ? 2 : 1;
     for (size_t i = 0; i < a->steps; i++) {
         ask_ahead(&l, panel, i);
 #pragma GCC unroll 2
@@ -259,7 +338,7 @@ VF_INLINE void panel_rows(const struct codes_form f, const uint8_t *panel,
             float *at = sums + v * VL;
             size_t r = 0;
             for (; r + FEW <= n; r += FEW)
-                step_rows(FEW, a, i, row + r, &b, at + r * NR);
+                step_rows(FEW, n_scales, a, i, row + r, &b, at + r * NR);
             switch (n - r) {
                 CASES(3, ROWS_CASE)
             }
@@ -284,7 +363,7 @@ static void tiles_open(void)
 /* What waits for its turn: a step's units and scales, then its sums. */
 struct tiles_step {
     uint32_t q[NV][UNITS * VL];
-    vf d[NV], m[NV];
+    struct scales s[NV];
 };
 
 VF_INLINE void tiles_unpack(const struct codes_form f, const uint8_t *panel, struct kn_step at,
@@ -294,8 +373,7 @@ VF_INLINE void tiles_unpack(const struct codes_form f, const uint8_t *panel, str
     open_units(f, panel, at, 0, &b);
 #pragma GCC unroll 2
     for (int v = 0; v < NV; v++) {
-        to->d[v] = b.d[v];
-        to->m[v] = b.m[v];
+        to->s[v] = b.s[v];
 #pragma GCC unroll 8
         for (int u = 0; u < UNITS; u++)
             whole_store(to->q[v] + u * VL, b.q[u][v]);
@@ -332,18 +410,19 @@ VF_INLINE void tiles_store(const bool two, int32_t cells[NV][TILES][CELLS])
     amx_barrier();
 }
 
-/* n rows of a tile. */
-VF_INLINE void tiles_add(const float *scale, const float *sum, size_t n, const int32_t *cells, vf d,
-                         vf m, float *sums)
+/* n rows of a tile, of a step from `at` on. */
+VF_INLINE void tiles_add(const struct kn_rows16 *a, size_t at, size_t n, const int32_t *cells,
+                         const struct scales *of, float *sums)
 {
     for (size_t r = 0; r < n; r++, cells += 2 * VL, sums += NR) {
         const whole x = (whole_load(cells) << 8) + whole_load(cells + VL);
-        vf_store(sums, step_add(x, d, m, scale[r], sum[r], vf_load(sums)));
+        step_add(1, a, at + r, &x, of, sums);
     }
 }
 
-/* As panel_rows(). What a tile reads was written a step before, so that neither waits: at a time
- * one step is unpacked, the one before is multiplied, and the sums of one before go on. */
+/* As panel_rows(), of codes with one scale a step. What a tile reads was written a step before, so
+ * that neither waits: at a time one step is unpacked, the one before is multiplied, and the sums of
+ * one before go on. */
 VF_INLINE void panel_tiles(const struct codes_form f, const uint8_t *panel,
                            const struct kn_rows16 *a, size_t row, size_t n, float *sums)
 {
@@ -360,17 +439,16 @@ VF_INLINE void panel_tiles(const struct codes_form f, const uint8_t *panel,
         }
         if (i >= STORE && i - STORE < a->steps) tiles_store(two, cells[i % 2]);
         if (i >= MULTIPLY && i - MULTIPLY < a->steps)
-            tiles_multiply(a->q + (i - MULTIPLY) * a->m + row, two, &b[(i - MULTIPLY) % 4]);
+            tiles_multiply(a->by_step + (i - MULTIPLY) * a->m + row, two, &b[(i - MULTIPLY) % 4]);
         if (i < ADD) continue;
         const struct tiles_step *of = &b[(i - ADD) % 4];
         const size_t at = (i - ADD) * a->m + row;
 #pragma GCC unroll 2
         for (int v = 0; v < NV; v++) {
             int32_t(*x)[CELLS] = cells[(i - 1) % 2][v];
-            tiles_add(a->scale + at, a->sum + at, first, x[0], of->d[v], of->m[v], sums + v * VL);
+            tiles_add(a, at, first, x[0], of->s + v, sums + v * VL);
             if (two)
-                tiles_add(a->scale + at + first, a->sum + at + first, n - first, x[1], of->d[v],
-                          of->m[v], sums + first * NR + v * VL);
+                tiles_add(a, at + first, n - first, x[1], of->s + v, sums + first * NR + v * VL);
         }
     }
 }
@@ -387,9 +465,12 @@ VF_INLINE void panel_sums(const struct kn_gemm_job *j, const bool tiles, size_t 
 #define TRY(...)                                                                                   \
     {                                                                                              \
         const struct codes_form is = __VA_ARGS__;                                                  \
-        if (kn_codes_whole(&is, CODES8) && codes_form_same(&panel->form, &is)) {                   \
+        if ((kn_codes_nibbles(&is) || !NIBBLES_ONLY) && codes_form_same(&panel->form, &is)) {      \
             const uint8_t *data = j->coded->data + panel->at;                                      \
-            (tiles ? panel_tiles : panel_rows)(is, data, j->rows16, row, n, sums);                 \
+            if (tiles && !kn_codes_by_half(&is))                                                   \
+                panel_tiles(is, data, j->rows16, row, n, sums);                                    \
+            else                                                                                   \
+                panel_rows(is, data, j->rows16, row, n, sums);                                     \
             return;                                                                                \
         }                                                                                          \
     }
@@ -417,7 +498,7 @@ static int gemm(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
     return panels(j, false, panel0, panel1);
 }
 
-const struct kn_rows16_ops NAME(rows16) = {CODES8, round_rows, gemm};
+const struct kn_rows16_ops NAME(rows16) = {NIBBLES_ONLY, round_rows, gemm};
 
 #if KN_SIMD == 512
 static int gemm_tiles(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
@@ -429,5 +510,5 @@ static int gemm_tiles(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
     return r;
 }
 
-const struct kn_rows16_ops kn_amx_rows16 = {CODES8, round_rows, gemm_tiles};
+const struct kn_rows16_ops kn_amx_rows16 = {NIBBLES_ONLY, round_rows, gemm_tiles};
 #endif

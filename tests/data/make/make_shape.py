@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """A GGUF file with the layers of a published model and random 4-bit weights, for measurements of what its shape costs.
 
-Run: python3 tests/data/make/make_shape.py SHAPE OUT.gguf [--tokenizer FILE.gguf]   (needs numpy, gguf)
+Run: python3 tests/data/make/make_shape.py SHAPE OUT.gguf [--k-quants] [--tokenizer FILE.gguf]   (needs numpy, gguf)
      python3 tests/data/make/make_shape.py SHAPE FOLDER --awq                       (needs numpy)
 
 With --awq a folder as AutoAWQ writes it: groups of 128 with zeros, embedding and head in F16, no tokenizer; for
-`kvblend-bench start`. Else Q4_0, but for norms. Vocabulary and chat template are those of the GGUF file named (else
+`kvblend-bench start`. Else Q4_0, but for norms; with --k-quants Q4_K and Q6_K, where llama.cpp's Q4_K_M has them. Vocabulary and chat template are those of the GGUF file named (else
 SmolLM2's that tools/get-model fetches), so the embedding has its number of rows, and the output is tied to it. Values
 spread as in fusor/model/shape.c: nothing comes near a format's end, and attention rests on few keys.
 """
@@ -28,6 +28,32 @@ def random_q4(rng, rows, cols, spread):
     blocks = rng.integers(0, 256, (rows, cols // 32, 18), dtype=np.uint8)
     blocks[..., :2] = np.frombuffer(np.float16(spread / CODE_SPREAD).tobytes(), dtype=np.uint8)
     return blocks.reshape(rows, -1)
+
+
+def random_q4_k(rng, rows, cols, spread):
+    """rows x cols / 256 blocks of Q4_K: f16 of scales and of minima, 12 bytes of both, 128 bytes of codes."""
+    blocks = rng.integers(0, 256, (rows, cols // 256, 144), dtype=np.uint8)
+    d = spread / 258  # of scale * code - 7.5 * minimum, both of 6 bits
+    blocks[..., :4] = np.frombuffer(np.float16([d, 7.5 * d]).tobytes(), dtype=np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+def random_q6_k(rng, rows, cols, spread):
+    """rows x cols / 256 blocks of Q6_K: 192 bytes of codes, 16 of scales, an f16."""
+    blocks = rng.integers(0, 256, (rows, cols // 256, 210), dtype=np.uint8)
+    blocks[..., 208:] = np.frombuffer(np.float16(spread / 1369).tobytes(), dtype=np.uint8)  # of scale * (code - 32)
+    return blocks.reshape(rows, -1)
+
+
+def form_of(name, layers, k_quants):
+    """(type's name, values of a block, its bytes, a maker) of a weight."""
+    if not k_quants:
+        return "Q4_0", 32, 18, random_q4
+    finer = name == "token_embd.weight"
+    if name.endswith(("attn_v.weight", "ffn_down.weight")):
+        i = int(name.split(".")[1])
+        finer = i < layers // 8 or i >= 7 * layers // 8 or (i - layers // 8) % 3 == 2
+    return ("Q6_K", 256, 210, random_q6_k) if finer else ("Q4_K", 256, 144, random_q4_k)
 
 
 def tensors(s, vocabulary):
@@ -109,9 +135,8 @@ def make_awq(shape, out):
                 array.tofile(f)
 
 
-def make(shape, out, tokenizer):
+def make(shape, out, tokenizer, k_quants):
     import gguf
-    q4_0 = gguf.GGMLQuantizationType.Q4_0
     s = SHAPES[shape]
     source = gguf.GGUFReader(tokenizer)
     w = gguf.GGUFWriter(out, s["arch"])
@@ -134,15 +159,18 @@ def make(shape, out, tokenizer):
     vocabulary = len(source.fields["tokenizer.ggml.tokens"].data)
     for name, rows, cols, _ in tensors(s, vocabulary):
         if rows:
-            w.add_tensor_info(name, (rows, cols // 32 * 18), np.dtype(np.uint8), rows * cols // 32 * 18, q4_0)
+            kind, values, size, _ = form_of(name, s["L"], k_quants)
+            size *= cols // values
+            w.add_tensor_info(name, (rows, size), np.dtype(np.uint8), rows * size, gguf.GGMLQuantizationType[kind])
         else:
             w.add_tensor_info(name, (cols,), np.dtype(np.float32), 4 * cols)
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_ti_data_to_file()
     rng = np.random.default_rng(1)
-    for _, rows, cols, spread in tensors(s, vocabulary):
-        w.write_tensor_data(random_q4(rng, rows, cols, spread) if rows else np.full(cols, spread, dtype=np.float32))
+    for name, rows, cols, spread in tensors(s, vocabulary):
+        random = form_of(name, s["L"], k_quants)[3] if rows else None
+        w.write_tensor_data(random(rng, rows, cols, spread) if rows else np.full(cols, spread, dtype=np.float32))
     w.close()
 
 
@@ -152,10 +180,11 @@ def main():
     args.add_argument("out")
     args.add_argument("--tokenizer", default=os.path.expanduser("~/.cache/kvblend/models/SmolLM2-135M-Instruct.Q4_1.gguf"))
     args.add_argument("--awq", action="store_true")
+    args.add_argument("--k-quants", action="store_true")
     args = args.parse_args()
     if args.awq:
         return make_awq(args.shape, args.out)
-    make(args.shape, args.out, args.tokenizer)
+    make(args.shape, args.out, args.tokenizer, args.k_quants)
 
 
 if __name__ == "__main__":

@@ -233,6 +233,11 @@ HS_FN hs_reg hs_quarters(__m128i a)
 {
     return (hs_reg){.quarter = {a, a, a, a}};
 }
+HS_FN hs_reg hs_shuffle8(hs_reg a, hs_reg at)
+{
+    return (hs_reg){.halfw = {_mm256_shuffle_epi8(a.halfw[0], at.halfw[0]),
+                              _mm256_shuffle_epi8(a.halfw[1], at.halfw[1])}};
+}
 HS_FN hs_reg hs_put_quarter(hs_reg a, __m128i b, int i)
 {
     a.quarter[i] = b;
@@ -439,6 +444,7 @@ HS_FN void hs_tile_dot(int c, int a, int b)
 #define _mm512_permutexvar_epi32(at, a) hs_pick(hs_w(at), hs_w(a)).w
 #define _mm512_srlv_epi16(a, n) hs_right16(hs_w(a), hs_w(n)).w
 #define _mm512_ternarylogic_epi32(a, b, c, table) hs_logic(hs_w(a), hs_w(b), hs_w(c), table).w
+#define _mm512_shuffle_epi8(a, at) hs_shuffle8(hs_w(a), hs_w(at)).w
 #define _mm512_unpacklo_epi8(a, b) hs_zip(hs_w(a), hs_w(b), 1, 0).w
 #define _mm512_unpackhi_epi8(a, b) hs_zip(hs_w(a), hs_w(b), 1, 1).w
 #define _mm512_unpacklo_epi32(a, b) hs_zip(hs_w(a), hs_w(b), 4, 0).w

@@ -283,20 +283,6 @@ static bool room(struct site *s)
     return s->n_room > 0;
 }
 
-/* Requests fail until one finds the breaker open, however short that is. */
-static void fail_until_refused(struct site *s)
-{
-    struct gw_lease l = {0};
-    while (pick(s, "m", &l) != GW_PICK_OPEN)
-        gw_fleet_release(s->fleet, &l, GW_DONE_FAILED, 0);
-}
-
-static void breaker_stays_open(struct site *s, unsigned ms)
-{
-    s->config.breaker_open_ms = ms;
-    gw_fleet_configure(s->fleet, &s->config);
-}
-
 /* ---- upstreams: health ---- */
 
 TEST(health_goes_down_and_up_by_thresholds)
@@ -505,24 +491,6 @@ TEST(a_changed_list_is_taken_over)
 
 /* ---- upstreams: the breaker, room ---- */
 
-TEST(breaker_opens_by_failures_in_a_row)
-{
-    struct site s;
-    struct gw_want w = {.model = "m"};
-    struct gw_lease l = {0};
-    uint32_t wait_ms = 0;
-    site_init(&s);
-    stub_start(&s, &s.stub[0], "127.0.0.1:0");
-    ASSERT_OK(SET_UPSTREAMS(&s, "%0 name=a models=m health=off"));
-    ASSERT_EQ(serve(&s, 4, GW_DONE_FAILED), 4);
-    ASSERT_EQ(serve(&s, 1, GW_DONE_OK), 1);
-    ASSERT_EQ(serve(&s, 9, GW_DONE_FAILED), 5);
-    ASSERT_EQ(gw_fleet_pick(s.fleet, &w, &l, &wait_ms), GW_PICK_OPEN);
-    ASSERT_TRUE(wait_ms >= 1 && wait_ms <= s.config.breaker_open_ms * 12 / 10 + 1);
-    ASSERT_STREQ(view(&s, "a").breaker, "open");
-    site_fini(&s);
-}
-
 TEST(breaker_half_opens_and_closes)
 {
     struct site s;
@@ -531,10 +499,11 @@ TEST(breaker_half_opens_and_closes)
     uint32_t wait_ms = 0;
     site_init(&s);
     stub_start(&s, &s.stub[0], "127.0.0.1:0");
-    breaker_stays_open(&s, 50);
+    s.config.breaker_open_ms = 50;
     ASSERT_OK(SET_UPSTREAMS(&s, "%0 name=a models=m health=off"));
     gw_fleet_start(s.fleet);
-    fail_until_refused(&s);
+    while (pick(&s, "m", &l) != GW_PICK_OPEN) /* however short it is open */
+        gw_fleet_release(s.fleet, &l, GW_DONE_FAILED, 0);
     s.n_room = 0;
     ASSERT_TRUE(run_until(&s, room)); /* who waits is told */
     ASSERT_TRUE(run_until(&s, can_serve_m));
@@ -559,7 +528,7 @@ TEST(the_head_of_the_one_try_closes_the_breaker)
     struct gw_lease l = {0}, other = {0};
     site_init(&s);
     stub_start(&s, &s.stub[0], "127.0.0.1:0");
-    breaker_stays_open(&s, 50);
+    s.config.breaker_open_ms = 50;
     ASSERT_OK(SET_UPSTREAMS(&s, "%0 name=a models=m health=off"));
     gw_fleet_start(s.fleet);
     ASSERT_EQ(serve(&s, 5, GW_DONE_FAILED), 5);
@@ -594,7 +563,7 @@ TEST(late_answers_decide_nothing)
     uint32_t wait_ms = 0;
     site_init(&s);
     stub_start(&s, &s.stub[0], "127.0.0.1:0");
-    breaker_stays_open(&s, 50);
+    s.config.breaker_open_ms = 50;
     ASSERT_OK(SET_UPSTREAMS(&s, "%0 name=a models=m health=off"));
     gw_fleet_start(s.fleet);
     for (int i = 0; i < OLD; i++)
@@ -614,8 +583,13 @@ TEST(late_answers_decide_nothing)
         gw_fleet_release(s.fleet, &old[i], GW_DONE_FAILED, 0);
     }
     ASSERT_STREQ(view(&s, "a").breaker, "closed");
-    breaker_stays_open(&s, 10000);
-    ASSERT_EQ(serve(&s, 9, GW_DONE_FAILED), 5); /* of those that began since */
+    s.config.breaker_open_ms = 10000;
+    gw_fleet_configure(s.fleet, &s.config);
+    ASSERT_EQ(serve(&s, 4, GW_DONE_FAILED), 4);
+    ASSERT_EQ(serve(&s, 1, GW_DONE_OK), 1);
+    ASSERT_EQ(serve(&s, 9, GW_DONE_FAILED), 5); /* in a row, of those that began since */
+    ASSERT_EQ(gw_fleet_pick(s.fleet, &w, &l, &wait_ms), GW_PICK_OPEN);
+    ASSERT_TRUE(wait_ms >= 1 && wait_ms <= 12001);
     ASSERT_STREQ(view(&s, "a").breaker, "open");
     site_fini(&s);
 }
@@ -980,8 +954,7 @@ TEST(a_suspect_worker_is_probed_at_once)
 
 static bool first_is_asked_no_more(struct site *s)
 {
-    const struct fleet_probe *p = &s->fleet->target[0]->probe;
-    return !p->call && p->timer.due_ns == 0;
+    return !s->fleet->target[0]->probe.call && !s->fleet->target[0]->probe.timer.due_ns;
 }
 
 TEST(a_worker_leaves_and_returns)
@@ -1192,9 +1165,8 @@ TEST(two_threads_while_targets_come_and_go)
         if (i % 3 == 0) gw_fleet_remove(s.fleet, index);
     }
     atomic_store(&stop, true);
-    for (unsigned i = 0; i < 2; i++) {
+    for (unsigned i = 0; i < 2; i++)
         ASSERT_EQ(pthread_join(thread[i], NULL), 0);
-    }
     for (size_t i = 0; i < s.fleet->n; i++)
         ASSERT_EQ(s.fleet->target[i]->n_inflight, 0);
     site_fini(&s);

@@ -161,7 +161,7 @@ void kern_row_random(const struct codes_form *f, size_t k, uint64_t *seed, struc
     for (size_t i = 0; i < k / 32; i++) {
         r->d[i] = random_half(seed);
         r->m[i] = f->zero ? zero_half(f, seed) : random_half(seed);
-        if (f->zero && f->bf16) r->d[i] &= 0xbfff; /* the largest times 256 are not finite */
+        if (f->bf16) r->d[i] &= 0xbfff; /* sums of the largest are not finite */
     }
     for (size_t i = 0; i < k / 16; i++) {
         const uint64_t x = test_rand(seed);

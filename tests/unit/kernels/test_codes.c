@@ -78,7 +78,7 @@ static void same_products(const struct pair *p, size_t m)
  * these test_bytes.c has an oracle. */
 static bool stay_codes(const struct kn_dev *d, const struct codes_form *f)
 {
-    return d->bytes && kn_codes_whole(f, false);
+    return d->bytes && kn_codes_nibbles(f) && !kn_codes_by_half(f);
 }
 
 /* Each number of rows meets each variant three times among a form's twelve shapes. */
@@ -181,14 +181,12 @@ static void replay_is_that_of_codes(const char *gemm, const struct kn_part *part
     if (n_dev == 0) SKIP("this machine lacks the candidate");
 }
 
-/* Two scales a step, and a panel in which whole numbers of different forms meet. */
+/* A panel in which codes of different forms meet. */
 static void replay_of_what_rows16_has_not(const char *gemm)
 {
-    const struct kn_part two = {175, CODES_NESTED(4, 16, -4, false)};
     const struct kn_part meet[] = {{64, CODES_PLAIN(4, -8, false)},
                                    {41, CODES_PLAIN(4, 0, true)},
                                    {70, CODES_PLAIN(4, -8, false)}};
-    replay_is_that_of_codes(gemm, &two, 1);
     replay_is_that_of_codes(gemm, meet, 3);
 }
 
@@ -223,19 +221,18 @@ static void whole_rows(float *a)
 
 /* Against f32's sums, as near as f32 can say; and any rows alone have the same bits, however they
  * are multiplied. */
-static void whole_products(struct kn_dev *f32, struct kn_dev *d, const struct codes_form *f,
-                           const float *a)
+static void whole_products(struct kn_dev *f32, struct kn_dev *d, const struct kn_part *parts,
+                           size_t n_parts, const float *a)
 {
     enum { M = WHOLE_M, N = WHOLE_N, K = WHOLE_K };
     static const size_t cuts[] = {1, 4, 5, 8, 11};
-    const struct kn_part part = {N, *f};
     float *c[3], *bias = kern_random(N, 3, 1);
     for (int v = 0; v < 3; v++) {
         struct pair p;
         c[v] = malloc(M * N * sizeof *c[v]);
         for (size_t at = 0; at < M * N; at++)
             c[v][at] = (float)at;
-        ASSERT_OK(pair_make(v ? d : f32, &part, 1, K, &p));
+        ASSERT_OK(pair_make(v ? d : f32, parts, n_parts, K, &p));
         struct kn_gemm_args g = {.a = a,
                                  .lda = K,
                                  .m = M,
@@ -264,7 +261,21 @@ static void whole_products(struct kn_dev *f32, struct kn_dev *d, const struct co
     free(c[0]), free(c[1]), free(c[2]), free(bias);
 }
 
-TEST(a_replay_multiplies_whole_numbers_as_they_are)
+/* All of one form, and as the K and V of a layer often are: with one scale a step and with two. */
+static void whole_forms(struct kn_dev *f32, struct kn_dev *d, const float *a)
+{
+    enum { N = WHOLE_N, FIRST = 64 };
+    for (size_t f = 0; f < FORM_F16; f++) {
+        const struct codes_form other = kn_codes_by_half(&forms[f])
+                                            ? (struct codes_form)CODES_PLAIN(4, 0, true)
+                                            : (struct codes_form)CODES_NESTED(4, 16, -4, false);
+        if (d->rows16->nibbles_only && !kn_codes_nibbles(&forms[f])) continue;
+        whole_products(f32, d, &(struct kn_part){N, forms[f]}, 1, a);
+        whole_products(f32, d, (struct kn_part[]){{FIRST, forms[f]}, {N - FIRST, other}}, 2, a);
+    }
+}
+
+TEST(a_replay_multiplies_codes_as_they_are)
 {
     static const char *const gemms[] = {"own-int16", "own-bf16", "own-int8"};
     float *a = malloc(WHOLE_M * WHOLE_K * sizeof *a);
@@ -275,9 +286,7 @@ TEST(a_replay_multiplies_whole_numbers_as_they_are)
             struct kn_dev *f32 = kern_dev(i, 2, "own-f32"), *d = kern_dev(i, 2, gemms[g]);
             const bool runs = f32 && d && d->rows16 && !d->bytes;
             n_dev += runs;
-            for (size_t f = 0; runs && f < FORM_F16; f++)
-                if (kn_codes_whole(&forms[f], d->rows16->codes8))
-                    whole_products(f32, d, &forms[f], a);
+            if (runs) whole_forms(f32, d, a);
             if (f32) kn_dev_destroy(f32);
             if (d) kn_dev_destroy(d);
         }
@@ -295,7 +304,9 @@ TEST(products_of_several_forms_go_together)
 {
     enum { N = 70, K = 256, M = 6 };
     static const char *const gemms[] = {"own-f32", "own-int16", "own-bf16", "own-int8"};
-    static const struct codes_form of[] = {CODES_PLAIN(4, 0, true), CODES_NESTED(4, 16, -4, false)};
+    static const struct codes_form other = CODES_NESTED(4, 16, -4, false);
+    static const struct kn_part of[][2] = {{{30, CODES_PLAIN(4, 0, true)}, {N - 30, other}},
+                                           {{64, CODES_PLAIN(4, 0, true)}, {N - 64, other}}};
     float *a = kern_random(M * K, 1, 1);
     for (unsigned i = 0; i < KERN_ISAS; i++)
         for (size_t g = 0; g < sizeof gemms / sizeof *gemms; g++) {
@@ -305,7 +316,7 @@ TEST(products_of_several_forms_go_together)
             struct pair p[2];
             if (!d) continue;
             for (int v = 0; v < 2; v++)
-                ASSERT_OK(pair_make(d, &(struct kn_part){N, of[v]}, 1, K, &p[v]));
+                ASSERT_OK(pair_make(d, of[v], 2, K, &p[v]));
             for (size_t v = 0; v < 4; v++)
                 x[v] = (struct kn_gemm_args){
                     .a = a, .lda = K, .m = M, .w = p[v / 2].coded, .c = c[v], .ldc = N};
@@ -361,15 +372,17 @@ TEST(steps_are_in_f32_only_where_it_is_asked_for)
 
 TEST(what_is_no_number_stays_in_its_row)
 {
-    enum { M = 7, N = 40, K = 64 };
-    static const struct codes_form of[] = {CODES_PLAIN(4, 0, true), CODES_PLAIN(8, 0, false)};
+    enum { M = 7, N = 40, K = 256 };
+    static const struct codes_form of[] = {CODES_PLAIN(4, 0, true), CODES_PLAIN(8, 0, false),
+                                           CODES_NESTED(4, 16, -4, false)};
+    enum { FORMS = sizeof of / sizeof *of };
     float *a = kern_random(M * K, 1, 1);
     unsigned n_dev = 0;
     a[1 * K + 40] = NAN;
     a[4 * K + 3] = INFINITY;
     memset(a + 5 * K, 0, K * sizeof *a);
     for (unsigned i = 1; i < KERN_ISAS; i++)
-        for (size_t f = 0; f < 2; f++) {
+        for (size_t f = 0; f < FORMS; f++) {
             const char *const gemm = i == KERN_ISAS - 1 ? "own-bf16" : "own-int16";
             struct kn_dev *own = kern_dev(i, 1, gemm), *d = own ? own : kern_dev(i, 1, "own-int8");
             const struct kn_part part = {N, of[f]};
@@ -554,42 +567,6 @@ TEST(weights_of_a_slabs_size_stand_apart)
         kn_mat_destroy(w[i]);
     }
     kn_dev_destroy(d);
-}
-
-/* Runs that are played again multiply other codes as f32 where others round them to bf16, but on
- * tiles: there they are the others' products. */
-TEST(replayed_rows_take_codes_as_they_are)
-{
-    enum { K = 256 };
-    const struct kn_part part = {96, CODES_NESTED(4, 16, -4, false)};
-    unsigned n_dev = 0;
-    for (unsigned i = 2; i < KERN_ISAS; i++) {
-        struct kn_dev *d = kern_dev(i, 2, "own-bf16");
-        if (!d) continue;
-        struct kn_dev *f32 = kern_dev(2, 2, "own-f32");
-        float *a = kern_random(16 * K, 8, 1), *c = malloc(3 * 16 * 96 * sizeof *c),
-              *as_f32 = c + 16 * 96, *as_bf16 = as_f32 + 16 * 96;
-        const bool tiles = !strcmp(kn_info(d)->isa, "amx");
-        struct pair p, q;
-        n_dev++;
-        ASSERT_OK(pair_make(d, &part, 1, K, &p));
-        ASSERT_OK(pair_make(f32, &part, 1, K, &q));
-        for (size_t m = 1; m <= 16; m += 5) {
-            struct kn_gemm_args g = {
-                .a = a, .lda = K, .m = m, .w = q.coded, .c = as_f32, .ldc = 96};
-            ASSERT_OK(kern_run(f32, true, m, run_rows, &g));
-            g.w = p.coded, g.c = as_bf16;
-            ASSERT_OK(kern_run(d, true, m, run_rows, &g));
-            ASSERT_TRUE(memcmp(as_bf16, as_f32, m * 96 * sizeof *c) != 0);
-            g.c = c;
-            ASSERT_OK(kn_replay(d, 1, m, NULL, run_rows, &g));
-            ASSERT_MEMEQ(c, tiles ? as_bf16 : as_f32, m * 96 * sizeof *c);
-        }
-        pair_drop(&p), pair_drop(&q);
-        kn_dev_destroy(d), kn_dev_destroy(f32);
-        free(a), free(c);
-    }
-    if (n_dev == 0) SKIP("this machine has no products of bf16");
 }
 
 TEST(codes_take_the_memory_that_they_are)
