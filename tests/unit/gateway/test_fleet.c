@@ -796,6 +796,7 @@ TEST(at_the_start_the_first_group_is_waited_for)
     ASSERT_EQ(how(&s, "m"), GW_PICK_UNSURE);
     s.n_room = 0;
     ASSERT_TRUE(run_until(&s, room)); /* but not for ever */
+    ASSERT_TRUE(run_until(&s, can_serve_m));
     ASSERT_STREQ(who(&s, "m"), "next");
     site_fini(&s);
 }
