@@ -45,7 +45,7 @@ int kn_coded_create(struct kn_dev *d, const struct kn_part *parts, size_t n_part
         n += parts[i].n;
     }
     c->n_panels = (n + c->nr - 1) / c->nr;
-    c->all = c->nibbles = c->whole4 = true;
+    c->all = c->nibbles = true;
     c->panel = mem_alloc(c->n_panels * sizeof *c->panel);
     for (size_t i = 0; c->panel && i < c->n_panels; i++) {
         const struct codes_form f = panel_form(parts, n_parts, i * c->nr, c->nr);
@@ -53,7 +53,6 @@ int kn_coded_create(struct kn_dev *d, const struct kn_part *parts, size_t n_part
         c->bytes += panel_bytes(&f, k, c->nr);
         c->all &= f.bits == 4 || f.bits == 8;
         c->nibbles &= kn_codes_nibbles(&f);
-        c->whole4 &= kn_codes_nibbles(&f) && !kn_codes_by_half(&f);
         c->by_step |= !kn_codes_by_half(&f);
         c->by_half |= kn_codes_by_half(&f);
     }

@@ -26,7 +26,7 @@ struct kn_coded {
     unsigned nr, lanes; /* columns of a panel, of a vector */
     size_t k, n_panels, bytes;
     bool all;              /* panels are codes */
-    bool nibbles, whole4;  /* they are whole numbers of 4 bits; with one scale a step */
+    bool nibbles;          /* they are whole numbers of 4 bits */
     bool by_step, by_half; /* some have one scale a step, some two */
     struct kn_panel *panel;
     uint8_t *data; /* in the slab */

@@ -264,7 +264,7 @@ enum { ROWS = 16 }; /* that are rounded together; chosen */
 static bool by_rows8(const struct kn_mat *w)
 {
     if (!w->dev->replaying) return w->bytes || w->int8;
-    return w->bytes && w->coded ? w->coded->whole4 : w->int8 && !w->coded;
+    return w->bytes && w->coded ? w->coded->nibbles && !w->coded->by_half : w->int8 && !w->coded;
 }
 
 /* Decode steps where not all has to be f32: codes as they are. */

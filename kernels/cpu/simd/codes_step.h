@@ -130,14 +130,14 @@ VF_INLINE void step_scales(const struct codes_form f, const uint8_t *panel, stru
     }
 }
 
-/* Of whole numbers with one scale for a step: the least of them is a part of M. */
+/* Of numbers from 0 on: the least of them is a part of M. */
 VF_INLINE void step_plain(const struct codes_form f, const uint8_t *panel, struct kn_step at,
-                          size_t v, vf *d, vf *m)
+                          size_t v, struct scales *s)
 {
-    struct scales s;
-    step_scales(f, panel, at, v, &s);
-    *d = s.d[0];
-    *m = vf_fma(vf_set1(f.low), s.d[0], s.m[0]);
+    step_scales(f, panel, at, v, s);
+#pragma GCC unroll 2
+    for (int h = 0; h < HALVES; h++)
+        s->m[h] = vf_fma(vf_set1(f.low), s->d[h], s->m[h]);
 }
 
 #endif

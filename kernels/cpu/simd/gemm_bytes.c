@@ -91,10 +91,10 @@ VF_INLINE void open_narrow(const struct codes_form f, const uint8_t *panel, size
         const struct kn_step at = kn_step_at(&l, i);
 #pragma GCC unroll 2
         for (size_t v = 0; v < NV; v++) {
-            vf d, m;
-            step_plain(f, panel, at, v, &d, &m);
-            vf_store(to->d + v * VL, d);
-            vf_store(to->m + v * VL, m);
+            struct scales s;
+            step_plain(f, panel, at, v, &s);
+            vf_store(to->d + v * VL, s.d[0]);
+            vf_store(to->m + v * VL, s.m[0]);
 #pragma GCC unroll 4
             for (size_t w = 0; w < 4; w++) {
                 const words x = words_load(panel + at.codes + (v * 4 + w) * VL * 4);

@@ -54,21 +54,26 @@ struct units {
 
 /* ---- rows ---- */
 
-/* The values whose bytes are the first of pairs [pair, pair + VL); group / 2 behind them are those
- * of the second ones. */
-VF_INLINE vf firsts(const float *x, int pair, const int group)
+/* The value whose byte is the first of a pair; that of the second one is group / 2 behind it. */
+VF_INLINE size_t first_of(size_t pair, size_t group)
 {
-    const float *from = x + pair / (group / 2) * group + pair % (group / 2);
+    return pair / (group / 2) * group + pair % (group / 2);
+}
+
+/* Of pairs [pair, pair + VL). */
+VF_INLINE vf firsts(const float *x, size_t pair, const size_t group)
+{
+    const float *from = x + first_of(pair, group);
 #if KN_SIMD == 512
     if (group < CODES_STEP) return _mm512_mask_loadu_ps(vf_loadn(from, 8), 0xff00, from + 8);
 #endif
     return vf_load(from);
 }
 
-VF_INLINE void put_numbers(const float *x, vf by, const int group, struct kn_rows16_step *to)
+VF_INLINE void put_numbers(const float *x, vf by, const size_t group, struct kn_rows16_step *to)
 {
 #pragma GCC unroll 4
-    for (int i = 0; i < CODES_STEP / 2; i += VL) {
+    for (size_t i = 0; i < CODES_STEP / 2; i += VL) {
         const whole a = whole_rounded(firsts(x, i, group), by);
         const whole b = whole_rounded(firsts(x + group / 2, i, group), by);
         whole_store_halves(to->upper + i / 2, ((a + 128) >> 8 & 255) | ((b + 128) & 0xff00));
@@ -251,7 +256,7 @@ VF_INLINE void open_nibbles(const struct codes_form f, const uint8_t *codes, siz
 VF_INLINE void open_bytes(const struct codes_form f, const uint8_t *codes, size_t v0,
                           struct units *to)
 {
-    const size_t half = f.group < CODES_STEP ? f.group / 2 : CODES_STEP / 2;
+    const size_t group = kn_codes_by_half(&f) ? f.group : CODES_STEP;
 #if KN_SIMD == 512
     /* Words of 2u are in the lower half, of 2u + 1 in the upper one. */
     const __m512i order = _mm512_setr_epi32(
@@ -261,8 +266,8 @@ VF_INLINE void open_bytes(const struct codes_form f, const uint8_t *codes, size_
     (void)v0;
 #pragma GCC unroll 8
     for (size_t u = 0; u < UNITS; u++) {
-        const uint8_t *at = codes + (2 * u / half * 2 * half + 2 * u % half) * NR;
-        const __m512i x = _mm512_loadu_si512(at), y = _mm512_loadu_si512(at + half * NR);
+        const uint8_t *at = codes + first_of(2 * u, group) * NR;
+        const __m512i x = _mm512_loadu_si512(at), y = _mm512_loadu_si512(at + group / 2 * NR);
         /* Columns 0 to 7 and 16 to 23, and the others. */
         const __m512i low = _mm512_unpacklo_epi8(x, y), high = _mm512_unpackhi_epi8(x, y);
         to->q[u][0] = (whole)_mm512_permutex2var_epi16(low, order, high) ^ BYTES_ZERO;
@@ -272,8 +277,8 @@ VF_INLINE void open_bytes(const struct codes_form f, const uint8_t *codes, size_
     (void)v0;
 #pragma GCC unroll 8
     for (size_t u = 0; u < UNITS; u++) {
-        const int8_t *at = (const int8_t *)codes + (2 * u / half * 2 * half + 2 * u % half) * NR;
-        const int8x16_t x = vld1q_s8(at), y = vld1q_s8(at + half * NR);
+        const int8_t *at = (const int8_t *)codes + first_of(2 * u, group) * NR;
+        const int8x16_t x = vld1q_s8(at), y = vld1q_s8(at + group / 2 * NR);
         const int16x8_t low = vreinterpretq_s16_s8(vzip1q_s8(x, y));
         const int16x8_t high = vreinterpretq_s16_s8(vzip2q_s8(x, y));
         to->q[u][0] = (whole)vzip1q_s16(low, high);
@@ -284,9 +289,9 @@ VF_INLINE void open_bytes(const struct codes_form f, const uint8_t *codes, size_
                                            1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
 #pragma GCC unroll 8
     for (size_t u = 0; u < UNITS; u++) {
-        const uint8_t *at = codes + (2 * u / half * 2 * half + 2 * u % half) * NR;
+        const uint8_t *at = codes + first_of(2 * u, group) * NR;
         const __m256i x = _mm256_loadu_si256((const void *)at);
-        const __m256i y = _mm256_loadu_si256((const void *)(at + half * NR));
+        const __m256i y = _mm256_loadu_si256((const void *)(at + group / 2 * NR));
         const __m256i pairs = v0 ? _mm256_unpackhi_epi8(x, y) : _mm256_unpacklo_epi8(x, y);
         const __m256i halves = _mm256_permute4x64_epi64(pairs, 0xd8);
         to->q[u][0] = (whole)_mm256_shuffle_epi8(halves, order) ^ BYTES_ZERO;
@@ -297,14 +302,11 @@ VF_INLINE void open_bytes(const struct codes_form f, const uint8_t *codes, size_
 VF_INLINE void open_units(const struct codes_form f, const uint8_t *panel, struct kn_step at,
                           size_t v0, struct units *to)
 {
-    const vf low = vf_set1(f.bits == 8 || f.table ? -ZERO : f.low); /* is a part of M */
+    struct codes_form is = f;
+    if (f.bits == 8 || f.table) is.low = -ZERO;
 #pragma GCC unroll 2
-    for (size_t v = 0; v < TOGETHER; v++) {
-        struct scales *s = to->s + v;
-        step_scales(f, panel, at, v0 + v, s);
-        s->m[0] = vf_fma(low, s->d[0], s->m[0]);
-        s->m[1] = vf_fma(low, s->d[1], s->m[1]);
-    }
+    for (size_t v = 0; v < TOGETHER; v++)
+        step_plain(is, panel, at, v0 + v, to->s + v);
     if (f.bits == 8)
         open_bytes(f, panel + at.codes, v0, to);
     else
