@@ -61,7 +61,7 @@ struct kn_memory kn_dev_memory(struct kn_dev *d)
     return dev_ops(d)->gpu ? dev_ops(d)->gpu->memory(d) : (struct kn_memory){0};
 }
 
-static const char *const dtype_names[] = {"f32", "f16", "bf16", "q8"};
+static const char *const dtype_names[] = {"f32", "f16", "bf16", "q8", "q16"};
 enum { DTYPES = sizeof dtype_names / sizeof *dtype_names };
 
 const char *kn_dtype_name(enum kn_dtype t)
@@ -78,7 +78,7 @@ static int named(const char *const *names, int n, const char *name, int dflt)
 
 int kn_dtype_parse(const char *name, int dflt)
 {
-    return named(dtype_names, DTYPES, name, dflt);
+    return named(dtype_names, KN_Q16, name, dflt);
 }
 
 static const char *const weight_names[] = {"auto", "bf16", "fp8", "int8", "file"};
@@ -420,7 +420,8 @@ int kn_rope(struct kn_stream *st, const struct kn_rope *r, float *x, size_t ldx,
 
 size_t kn_kv_layer_values(enum kn_dtype kv, unsigned G, unsigned K)
 {
-    return 2 * P * (kv == KN_Q8 ? kn_row_bytes(KN_Q8, G, K) : (size_t)G * K);
+    if (kv == KN_Q8) return 2 * P * kn_row_bytes(kv, G, K);
+    return 2 * P * (kv == KN_Q16 ? kn_row_bytes(kv, G, K) / 2 : (size_t)G * K);
 }
 
 int kn_kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, const int32_t *pos,

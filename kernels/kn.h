@@ -67,11 +67,12 @@ enum kn_weights {
 };
 const char *kn_weights_name(enum kn_weights w);   /* "auto", "bf16", "fp8", "int8", "file" */
 int kn_weights_parse(const char *name, int dflt); /* dflt: no such name */
-const char *kn_dtype_name(enum kn_dtype t);       /* "f32", "f16", "bf16", "q8" */
-int kn_dtype_parse(const char *name, int dflt);   /* dflt: no such name */
-/* Bytes of a stored row of G heads of K values. */
+const char *kn_dtype_name(enum kn_dtype t);       /* "f32", "f16", "bf16", "q8", "q16" */
+int kn_dtype_parse(const char *name, int dflt);   /* dflt: no such name, or of no stored row */
+/* Bytes of a row of G heads of K values, stored or in a page. */
 static inline size_t kn_row_bytes(enum kn_dtype t, size_t G, size_t K)
 {
+    if (t == KN_Q16) return G * ((K + K % 2) * 2 + 4);
     return t == KN_Q8 ? G * (K + 2) : G * K * (t == KN_F32 ? 4 : 2);
 }
 
@@ -126,8 +127,8 @@ struct kn_info {
     bool gemm_invariant;      /* see above: determinism */
     const char *attn;         /* what attends to the rows of a prefill: "own", "cudnn 9.19.0" */
     const char *attn_warning; /* why it is not the library that is there, or NULL */
-    enum kn_dtype kv;         /* what pages hold: f32, bf16 or Q8 */
-    size_t kv_value_bytes;    /* of a value in a page; Q8: without its scale */
+    enum kn_dtype kv;         /* what pages hold: f32, bf16, Q8 or Q16 */
+    size_t kv_value_bytes;    /* of a value in a page; Q8, Q16: without its scale */
     size_t wide_rows_max;     /* up to here kn_wide() is the better choice, */
     size_t wide_rows_large;   /* and of weights that are large (millions of values) up to here */
     double step_flops;        /* a step of about so many is short, and does not lose by it */
@@ -363,9 +364,10 @@ int kn_rope(struct kn_stream *st, const struct kn_rope *r, float *x /* [m, heads
  * Page p of layer l holds tokens [p*P, p*P+P) in kn_kv_layer_values() at
  * base + (pages[p] * page_stride + l * layer_stride) * kv_value_bytes. The type is kn_info.kv, the
  * order the device's own (the CPU: f32, K transposed [G, K, P], then V [G, P, K]; where it
- * multiplies bf16: bf16 in tiles, cpu/simd/attn_bf16.c; Q8: cpu/pages.h; a GPU: cuda/pages.h). K is
- * rotated at its position. Q8 rounds rows as a stored row is rounded (types.h), after the rotation,
- * and what a record has in Q8 is not rounded again unless it is rotated.
+ * multiplies bf16: bf16 in tiles, cpu/simd/attn_bf16.c; or whole numbers: Q16, attn_int16.c there;
+ * Q8: cpu/pages.h; a GPU: cuda/pages.h). K is rotated at its position. Q8 rounds rows as a stored
+ * row is rounded (types.h), after the rotation, and what a record has in Q8 is not rounded again
+ * unless it is rotated.
  * Of one sequence, or of as many as an operation has rows: the new tokens of a batch side by side
  * fill a device that one of them does not. Every row is what it would be alone, bit for bit. */
 struct kn_kv {
@@ -377,7 +379,7 @@ struct kn_kv {
     const struct kn_pages *each; /* [rows], read by operations: row i's own; NULL: one sequence */
     ptrdiff_t each_shift;        /* ids from an address in `each` to a rank's own place; else 0 */
 };
-/* Of one page of one layer: 2*G*K*P; Q8: 2*G*(K+2)*P, bytes. */
+/* Of one page of one layer: 2*G*K*P; Q8: 2*G*(K+2)*P, bytes; Q16: the same for an even K. */
 size_t kn_kv_layer_values(enum kn_dtype kv, unsigned G, unsigned K);
 /* Store rotated K and V rows at positions pos[i]. k, v: [m, G, K] with row strides. Q8: -ERANGE as
  * kn_encode_rows(), which a GPU says as it says -EINVAL. */

@@ -68,6 +68,10 @@ struct kn_formats {
     void (*decode_q8)(const uint8_t *head, size_t first, size_t n, float *out);
 };
 
+struct kn_int16_ops { /* whole numbers of 16 bits */
+    kn_gemm_fn *gemm;
+    struct kn_attn_ops attn;
+};
 struct kn_simd {
     const char *name;
     unsigned mr, nr; /* register tile: rows, columns = panel width */
@@ -84,8 +88,8 @@ extern const struct kn_simd kn_simd_portable, kn_simd_neon;
 #if defined(__x86_64__)
 extern const struct kn_simd kn_simd_avx2, kn_simd_avx512;
 kn_gemm_fn kn_gemm_bf16_avx512, kn_gemm_bf16_amx;
-kn_gemm_fn kn_avx2_gemm_int16, kn_avx2_vnni_gemm_int16, kn_avx512_gemm_int16;
 extern const struct kn_attn_ops kn_attn_bf16;
+extern const struct kn_int16_ops kn_avx2_int16, kn_avx2_vnni_int16, kn_avx512_int16;
 bool kn_avx512_codes_panel(const struct codes_form *f, const uint8_t *panel, size_t k0, size_t kc,
                            float *out);
 #endif
@@ -108,7 +112,7 @@ struct kn_dev {
     enum kn_isa isa;
     const struct kn_simd *simd;
     bool has_bf16;                      /* AVX512-BF16 usable with the chosen kernels */
-    kn_gemm_fn *int16;                  /* products in 16 bits, or NULL */
+    const struct kn_int16_ops *int16;   /* or NULL */
     const struct kn_rows16_ops *rows16; /* or NULL */
     bool int8;  /* weights of the layers are in 8 bits, as well or alone, but with */
     bool bytes; /* multiplied as bytes.h says, and kept as without int8 */
@@ -160,7 +164,7 @@ static inline bool kn_cancelled(const atomic_bool *cancel)
 }
 
 /* isa.c */
-kn_gemm_fn *kn_isa_int16(enum kn_isa isa);
+const struct kn_int16_ops *kn_isa_int16(enum kn_isa isa);
 int kn_isa_pick(const char *name, enum kn_isa *ret_isa, struct err *err);
 const struct kn_simd *kn_isa_table(enum kn_isa isa);
 const char *kn_isa_name(enum kn_isa isa);
@@ -174,19 +178,12 @@ static inline bool kn_gemm_available(const struct kn_dev *d, enum kn_gemm_kind k
 {
     return kind == GEMM_OWN_F32 || (kind == GEMM_OWN_BF16 ? d->has_bf16 : d->int16 && !d->int8);
 }
-/* Products round to bf16 on tiles. Settled by the choice of the GEMM, as are what pages hold: where
- * products round to bf16, attention does, too. */
+/* Products round to bf16 on tiles. Settled by the choice of the GEMM, as are what pages hold. */
 static inline bool kn_cpu_tiles(const struct kn_dev *d)
 {
     return d->isa == KN_ISA_AMX && d->gemm == GEMM_OWN_BF16;
 }
-static inline const struct kn_attn_ops *kn_cpu_attn_ops(const struct kn_dev *d)
-{
-#if defined(__x86_64__)
-    if (d->gemm == GEMM_OWN_BF16) return &kn_attn_bf16;
-#endif
-    return &d->simd->attn;
-}
+const struct kn_attn_ops *kn_cpu_attn_ops(const struct kn_dev *d); /* dev.c */
 
 /* mem.c: what the caller asks for, what a weight does, what an operation does. */
 void *kn_cpu_mem_alloc(struct kn_dev *d, enum kn_mem kind, size_t bytes);

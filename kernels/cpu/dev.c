@@ -51,12 +51,23 @@ static int copy_bytes(struct kn_dev *d, void *dst, const void *src, size_t bytes
     return 0;
 }
 
+/* Attention rounds to bf16, or to whole numbers of 16 bits, where products do; beside 8 bits to the
+ * latter. */
+const struct kn_attn_ops *kn_cpu_attn_ops(const struct kn_dev *d)
+{
+#if defined(__x86_64__)
+    if (d->gemm == GEMM_OWN_BF16) return &kn_attn_bf16;
+#endif
+    const bool whole = d->gemm == GEMM_OWN_INT16 || (d->int8 && d->arith != KN_ARITH_F32);
+    return whole && d->int16 && !d->kv_q8 ? &d->int16->attn : &d->simd->attn;
+}
+
 /* What hangs on the choice of the GEMM. */
 static void settle_info(struct kn_dev *d)
 {
     d->head.info.gemm = d->int8 ? "own-int8" : kn_gemm_name(d->gemm);
     d->head.info.kv = d->kv_q8 ? KN_Q8 : kn_cpu_attn_ops(d)->type;
-    d->head.info.kv_value_bytes = d->kv_q8 ? 1 : kn_row_bytes(d->head.info.kv, 1, 1);
+    d->head.info.kv_value_bytes = d->kv_q8 ? 1 : d->head.info.kv == KN_F32 ? 4 : 2;
     /* Tiles are through with so many rows before codes are unpacked: all threads do that together
      * then. */
     d->head.info.wide_rows_large =

@@ -57,12 +57,12 @@ bool kn_isa_int8(enum kn_isa isa)
 
 /* Of no use beside tiles, nor without VNNI beside FMAs of 512 bits: as many operations for as many
  * products. */
-kn_gemm_fn *kn_isa_int16(enum kn_isa isa)
+const struct kn_int16_ops *kn_isa_int16(enum kn_isa isa)
 {
 #if defined(__x86_64__)
     if (isa == KN_ISA_AVX512 || isa == KN_ISA_AVX512_BF16)
-        return kn_isa_int8(isa) ? kn_avx512_gemm_int16 : NULL;
-    if (isa == KN_ISA_AVX2) return kn_isa_int8(isa) ? kn_avx2_vnni_gemm_int16 : kn_avx2_gemm_int16;
+        return kn_isa_int8(isa) ? &kn_avx512_int16 : NULL;
+    if (isa == KN_ISA_AVX2) return kn_isa_int8(isa) ? &kn_avx2_vnni_int16 : &kn_avx2_int16;
 #endif
     return NULL;
 }
@@ -103,10 +103,10 @@ bool kn_isa_int8(enum kn_isa isa)
 {
     return isa >= KN_ISA_AVX512;
 }
-kn_gemm_fn *kn_isa_int16(enum kn_isa isa)
+const struct kn_int16_ops *kn_isa_int16(enum kn_isa isa)
 {
-    return isa == KN_ISA_AVX512 || isa == KN_ISA_AVX512_BF16 ? kn_avx512_gemm_int16
-           : isa == KN_ISA_AVX2                              ? kn_avx2_gemm_int16
+    return isa == KN_ISA_AVX512 || isa == KN_ISA_AVX512_BF16 ? &kn_avx512_int16
+           : isa == KN_ISA_AVX2                              ? &kn_avx2_int16
                                                              : NULL;
 }
 const struct kn_rows16_ops *kn_isa_rows16(enum kn_isa isa)

@@ -470,7 +470,7 @@ static int run_panels(const struct kn_mat *w, const struct kn_gemm_job *j, size_
     if (w->kind == GEMM_OWN_BF16 && !j->as_f32)
         return (w->dev->isa == KN_ISA_AMX ? kn_gemm_bf16_amx : kn_gemm_bf16_avx512)(j, p0, p1);
 #endif
-    return (j->as_f32 ? w->dev->simd->gemm_f32 : w->dev->int16)(j, p0, p1);
+    return (j->as_f32 ? w->dev->simd->gemm_f32 : w->dev->int16->gemm)(j, p0, p1);
 }
 
 static int gemm_item(struct kn_stream *st, void *arg, size_t item)

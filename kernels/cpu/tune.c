@@ -18,7 +18,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { TUNE_VERSION = 7, SHAPES_MAX = 16, KEY_MAX = 768 };
+enum { TUNE_VERSION = 8, SHAPES_MAX = 16, KEY_MAX = 768 };
 
 struct candidate {
     enum kn_gemm_kind kind;
@@ -149,15 +149,12 @@ static int measure_candidates(struct kn_dev *d, const struct kn_shape *s, size_t
     return r;
 }
 
-/* Beside bf16 attention is in bf16, too, beside whole numbers in f32: these have to make up for
- * it. */
 static enum kn_gemm_kind winner(const double rates[GEMM_KINDS])
 {
-    const double TIE = 0.97, F32_ATTENTION = 0.67;
+    const double TIE = 0.97;
     enum kn_gemm_kind best = GEMM_OWN_F32;
     if (rates[best] < TIE * rates[GEMM_OWN_BF16]) best = GEMM_OWN_BF16;
-    const double by = best == GEMM_OWN_BF16 ? F32_ATTENTION : TIE;
-    return rates[best] < by * rates[GEMM_OWN_INT16] ? GEMM_OWN_INT16 : best;
+    return rates[best] < TIE * rates[GEMM_OWN_INT16] ? GEMM_OWN_INT16 : best;
 }
 
 int kn_cpu_tune(struct kn_dev *d, const struct kn_tuning *t)

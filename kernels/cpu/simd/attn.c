@@ -29,13 +29,14 @@ struct chunk {
     size_t group;       /* query heads per KV head */
     size_t row0, n;     /* query rows of the chunk */
     unsigned g;
-    float *q; /* [n * group, K] scaled */
-    float *o; /* [n * group, Kp] */
-    float *l; /* [n * group, VL] partial sums */
-    float *e; /* NULL: those of l are exact */
-    float *m; /* [n * group] running maximum, log2 units */
-    float *k; /* [K, P], of a page in 8 bits; NULL: pages are f32 */
-    float *v; /* [P, K], the same */
+    bool ahead; /* the next page is asked for while one is worked on */
+    float *q;   /* [n * group, K] scaled */
+    float *o;   /* [n * group, Kp] */
+    float *l;   /* [n * group, VL] partial sums */
+    float *e;   /* NULL: those of l are exact */
+    float *m;   /* [n * group] running maximum, log2 units */
+    float *k;   /* [K, P], of a page in 8 bits; NULL: pages are f32 */
+    float *v;   /* [P, K], the same */
 };
 
 #define chunk_exp2 vf_exp2
@@ -90,8 +91,10 @@ static void chunk_pack(struct chunk *c)
 }
 
 /* s[r][key] = q[r] . k[key] for R rows and one page. */
-VF_INLINE void scores(const int R, const float *q, size_t K, const float *kt, float *s)
+VF_INLINE void scores(const int R, const struct chunk *c, size_t t0, const void *k, float *s)
 {
+    const size_t K = c->K;
+    const float *q = c->q + t0 * K, *kt = k;
     for (int k0 = 0; k0 < P; k0 += ATTN_NV * VL) {
         vf acc[ATTN_R][ATTN_NV];
 #pragma GCC unroll 8
@@ -204,17 +207,10 @@ VF_INLINE void weigh_all(const int R, const float *p, const float *v, size_t K, 
     if (d < K) weigh(R, 1, p, v + d, K, n_keys, corr, o + d, Kp, K - d);
 }
 
-/* R packed rows of a chunk against one page. */
-VF_INLINE void tile_page(const int R, struct chunk *c, size_t t0, const float *kt, const float *v,
-                         int32_t key0)
+VF_INLINE void attend_tile(const int R, struct chunk *c, size_t t0, const void *v, int32_t key0,
+                           size_t n_keys, float *s)
 {
-    float s[ATTN_R * P] __attribute__((aligned(64)));
     float corr[ATTN_R];
-    const int32_t *pos = c->a->pos + c->row0;
-    int64_t last = (int64_t)pos[(t0 + (size_t)R - 1) / c->group] - key0 + 1;
-    size_t n_keys = last < P ? (size_t)last : P;
-    scores(R, c->q + t0 * c->K, c->K, kt, s);
-    chunk_cap(c, s, (size_t)R);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
         const size_t t = t0 + (size_t)r;
@@ -223,28 +219,6 @@ VF_INLINE void tile_page(const int R, struct chunk *c, size_t t0, const float *k
     }
     weigh_all(R, s, v, c->K, n_keys, corr, c->o + t0 * c->Kp, c->Kp);
 }
-
-#define BY_ROWS(R, call)                                                                           \
-    switch (R) {                                                                                   \
-    case 1:                                                                                        \
-        call(1);                                                                                   \
-        break;                                                                                     \
-    case 2:                                                                                        \
-        call(2);                                                                                   \
-        break;                                                                                     \
-    case 3:                                                                                        \
-        call(3);                                                                                   \
-        break;                                                                                     \
-    case 4:                                                                                        \
-        call(4);                                                                                   \
-        break;                                                                                     \
-    case 5:                                                                                        \
-        call(5);                                                                                   \
-        break;                                                                                     \
-    default:                                                                                       \
-        call(6);                                                                                   \
-        break;                                                                                     \
-    }
 
 static void unpack_k(struct page8 from, size_t K, float *out)
 {
@@ -271,7 +245,7 @@ static void unpack_v(struct page8 from, size_t K, float *out)
     }
 }
 
-static const float *open_k(const struct chunk *c, size_t page)
+static const void *open_k(const struct chunk *c, size_t page)
 {
     const void *k = chunk_page(c, page, false);
     if (!c->k) return k;
@@ -279,7 +253,7 @@ static const float *open_k(const struct chunk *c, size_t page)
     return c->k;
 }
 
-static const float *open_v(const struct chunk *c, size_t page)
+static const void *open_v(const struct chunk *c, size_t page)
 {
     const void *v = chunk_page(c, page, true);
     if (!c->v) return v;
@@ -287,25 +261,7 @@ static const float *open_v(const struct chunk *c, size_t page)
     return c->v;
 }
 
-static void chunk_run(struct chunk *c)
-{
-    size_t rows = c->n * c->group;
-    const int32_t *pos = c->a->pos + c->row0;
-    size_t n_pages = (size_t)pos[c->n - 1] / P + 1;
-    chunk_clear(c, rows);
-    for (size_t page = chunk_first_page(c); page < n_pages; page++) {
-        const float *kt = open_k(c, page), *v = open_v(c, page);
-        int32_t key0 = (int32_t)(page * P);
-        if (c->k) chunk_prefetch(c, page + 1, n_pages);
-        for (size_t t = 0; t < rows; t += ATTN_R) {
-            size_t R = rows - t < ATTN_R ? rows - t : ATTN_R;
-            if (pos[(t + R - 1) / c->group] < key0 || chunk_skips(c, t, key0) == P) continue;
-#define CALL(n) tile_page(n, c, t, kt, v, key0)
-            BY_ROWS(R, CALL)
-#undef CALL
-        }
-    }
-}
+#include "kernels/cpu/simd/attn_tile.h"
 
 static struct chunk chunk_init(const struct kn_attn_job *j)
 {
@@ -314,6 +270,7 @@ static struct chunk chunk_init(const struct kn_attn_job *j)
     c.Kp = (c.K + VL - 1) / VL * VL;
     c.value = j->q8 ? 1 : sizeof(float);
     c.head = j->q8 ? page8_bytes(c.K) : P * c.K * sizeof(float);
+    c.ahead = j->q8;
     chunk_layout(&c, j->scratch, j->q8);
     return c;
 }
@@ -322,30 +279,6 @@ int KN_NAME(attn)(const struct kn_attn_job *j, unsigned g0, unsigned g1)
 {
     struct chunk c = chunk_init(j);
     return attn_chunks(&c, j, g0, g1);
-}
-
-/* Probabilities of R packed rows for one page, added to sum[P]. */
-VF_INLINE void mass_tile(const int R, const struct chunk *c, size_t t0, const float *kt,
-                         int32_t key0, float *sum)
-{
-    float s[ATTN_R * P] __attribute__((aligned(64)));
-    scores(R, c->q + t0 * c->K, c->K, kt, s);
-    chunk_cap(c, s, (size_t)R);
-    for (int r = 0; r < R; r++)
-        chunk_add_mass(c, t0 + (size_t)r, key0, s + r * P, sum);
-}
-
-static void mass_page(struct chunk *c, size_t page, float *sum)
-{
-    size_t rows = c->n * c->group;
-    const float *kt = open_k(c, page);
-    for (size_t t = 0; t < rows; t += ATTN_R) {
-        size_t R = rows - t < ATTN_R ? rows - t : ATTN_R;
-        if (chunk_skips(c, t, (int32_t)(page * P)) == P) continue;
-#define CALL(n) mass_tile(n, c, t, kt, (int32_t)(page * P), sum)
-        BY_ROWS(R, CALL)
-#undef CALL
-    }
 }
 
 int KN_NAME(attn_mass)(const struct kn_attn_job *j, float *mass, size_t key0, size_t n_keys)

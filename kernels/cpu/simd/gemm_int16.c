@@ -11,27 +11,12 @@
 #include "kernels/cpu/pairs.h"
 #include "kernels/cpu/simd/cases.h"
 #include "kernels/cpu/simd/table.h"
-#include "kernels/cpu/simd/whole.h"
+#include "kernels/cpu/simd/int16.h"
 
 #if KN_SIMD == 512
 #define MR 14 /* rows of a tile of registers */
-#define NAME(name) kn_avx512_##name
-#define pair_dot(c, a, b) ((whole)_mm512_dpwssd_epi32((__m512i)(c), (__m512i)(a), (__m512i)(b)))
-#elif defined(__AVXVNNI__)
-#define MR 6
-#define NAME(name) kn_avx2_vnni_##name
-#define pair_dot(c, a, b) ((whole)_mm256_dpwssd_avx_epi32((__m256i)(c), (__m256i)(a), (__m256i)(b)))
 #else
 #define MR 6
-#define NAME(name) kn_avx2_##name
-/* One after the other: gcc 12 collects products of several sums first, which do not fit into the
- * registers then. */
-VF_INLINE whole pair_dot(whole c, whole a, whole b)
-{
-    whole products;
-    __asm__("vpmaddwd %2, %3, %1\n\tvpaddd %1, %0, %0" : "+x"(c), "=&x"(products) : "x"(a), "x"(b));
-    return c;
-}
 #endif
 
 enum {
@@ -44,35 +29,12 @@ enum {
 static_assert((int64_t)TOP * TOP * KC <= INT32_MAX, "a block's sums are whole");
 static_assert(NP * STRIDE * 4 <= KN_GEMM_BLOCK, "room for weights");
 
-/* Numbers of an even k, and of the next one. */
-VF_INLINE whole pairs_of(whole even, whole odd)
-{
-    return (even & 0xffff) | odd << 16;
-}
-
 /* ---- a block's numbers ---- */
 
 /* Magnitudes whose products would not be normal numbers count as this; what is no number stays. */
 VF_INLINE vf top_of(whole bits)
 {
     return vf_max(vf_set1(0x1p-100f), (vf)bits);
-}
-
-/* n values of a row; what 1 stands for. */
-static float round_values(const float *x, size_t n, uint32_t *to)
-{
-    whole most = whole_set1(0);
-    size_t i = 0;
-    for (; i + VL <= n; i += VL)
-        most = whole_max(most, (whole)vf_load(x + i) & INT32_MAX);
-    if (i < n) most = whole_max(most, (whole)vf_loadn(x + i, n - i) & INT32_MAX);
-    const float top = whole_magnitude(whole_top(most));
-    const vf by = vf_set1(TOP / top);
-    for (i = 0; i < n; i += VL, to += VL / 2) {
-        const vf v = i + VL <= n ? vf_load(x + i) : vf_loadn(x + i, n - i);
-        whole_store_halves(to, whole_rounded(v, by));
-    }
-    return top / TOP;
 }
 
 /* Values [kc][NR] of a panel; x has a row of zeros behind an odd one. */
@@ -187,7 +149,7 @@ static int rows_by(const struct kn_gemm_job *j, const struct block *x, const str
     return 0;
 }
 
-int NAME(gemm_int16)(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
+int KN_INT16(gemm_int16)(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
 {
     const size_t n_parts = (j->k + KC - 1) / KC;
     const size_t kc = ((j->k + n_parts - 1) / n_parts + CODES_STEP - 1) / CODES_STEP * CODES_STEP;
@@ -195,8 +157,9 @@ int NAME(gemm_int16)(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
                            (float *)j->pairs + j->m * kn_pairs_stride(j->k)};
     for (size_t k0 = 0, part = 0; k0 < j->k; k0 += kc, part++)
         for (size_t r = 0; r < j->m; r++)
-            a.scale[part * j->m + r] = round_values(
-                j->a + r * j->lda + k0, j->k - k0 < kc ? j->k - k0 : kc, a.q + r * a.lda + k0 / 2);
+            a.scale[part * j->m + r] =
+                int16_row(j->a + r * j->lda + k0, j->k - k0 < kc ? j->k - k0 : kc, TOP,
+                          a.q + r * a.lda + k0 / 2);
     struct block x = {.b = j->block};
     for (x.p0 = panel0; x.p0 < panel1; x.p0 = x.p1) {
         x.p1 = panel1 - x.p0 < NP ? panel1 : x.p0 + NP;

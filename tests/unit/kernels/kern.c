@@ -103,6 +103,9 @@ struct kn_dev *kern_dev(unsigned i, unsigned n_threads, const char *gemm)
 
 struct kn_dev *kern_dev_of_pages(unsigned i, unsigned n_threads)
 {
+    if (i >= KERN_PAGES_INT16)
+        return kern_device() ? NULL
+                             : own_dev(i - KERN_PAGES_INT16 + 1, n_threads, "own-int16", false);
     const bool q8 = i >= KERN_PAGES;
     if (q8) i -= KERN_PAGES;
     if (kern_device() && i == KERN_PAGES_BF16) return q8 ? other_dev("own-bf16", true) : NULL;

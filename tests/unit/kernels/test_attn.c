@@ -82,7 +82,22 @@ static void run_fini(struct run *r)
     free(r->key_pos);
 }
 
-static void check(struct run *r)
+/* How far lse, outputs beside the largest value, and mass may be from what they are. */
+struct within {
+    double lse, out, mass;
+};
+static const struct within f32 = {4e-6, 5e-6, 1e-5};
+static const struct within int16 = {1e-3, 1e-3, 2e-3}; /* 12 bits and a sign */
+
+static double largest(const float *x, size_t n)
+{
+    double top = 0;
+    for (size_t i = 0; i < n; i++)
+        top = fmax(top, fabs((double)x[i]));
+    return top;
+}
+
+static void check(struct run *r, struct within to)
 {
     size_t K = r->sh.K, GK = r->sh.G * K, HK = r->sh.H * K, group = r->sh.H / r->sh.G;
     double *out = malloc(K * sizeof *out), *prob = malloc(r->n_keys * sizeof *prob);
@@ -92,15 +107,16 @@ static void check(struct run *r)
             size_t g = h / group, n = (size_t)r->pos[i] + 1;
             double lse = ref_attn(r->q + i * HK + h * K, r->k + g * K, r->v + g * K, GK, K, n,
                                   (double)(1.0f / sqrtf((float)K)), 0, out, prob);
+            const double top = largest(r->v, n * GK);
             /* Scores reach about sqrt(K); their rounding enters the exponent. */
-            ASSERT_NEAR(r->lse[i * r->sh.H + h], lse, 4e-6 * (1 + fabs(lse)));
+            ASSERT_NEAR(r->lse[i * r->sh.H + h], lse, to.lse * (1 + fabs(lse)));
             for (size_t d = 0; d < K; d++)
-                ASSERT_NEAR(r->out[i * HK + h * K + d], out[d], 5e-6);
+                ASSERT_NEAR(r->out[i * HK + h * K + d], out[d], to.out * top);
             for (size_t j = 0; j < n; j++)
                 mass[j] += prob[j];
         }
     for (size_t j = 0; j < r->n_keys; j++)
-        ASSERT_NEAR(r->mass[j], mass[j], 1e-5 * (mass[j] + 0.1));
+        ASSERT_NEAR(r->mass[j], mass[j], to.mass * (mass[j] + 0.1));
     free(out);
     free(prob);
     free(mass);
@@ -122,9 +138,110 @@ TEST(matches_oracle)
                 bool wide = z % 2;
                 ASSERT_OK(kern_run(d, wide, r.m, attn_rows, &r));
                 ASSERT_OK(kern_run(d, true, r.m, mass_rows, &r));
-                check(&r);
+                check(&r, f32);
                 run_fini(&r);
             }
+        kn_dev_destroy(d);
+    }
+}
+
+/* ---- whole numbers of 16 bits: test_attn_rows.c has more ---- */
+
+static void int16_run(struct run *r)
+{
+    ASSERT_OK(kern_run(r->d, false, r->n_keys, put_rows, r));
+    ASSERT_OK(kern_run(r->d, false, r->m, attn_rows, r));
+    ASSERT_OK(kern_run(r->d, true, r->m, mass_rows, r));
+}
+
+TEST(int16_has_heads_of_any_size)
+{
+    static const struct kern_shape odd[] = {{3, 1, 7},  {2, 2, 49},  {1, 1, 1},
+                                            {9, 3, 64}, {2, 1, 600}, {1, 1, 1024}};
+    for (unsigned i = 1; i < 3; i++) {
+        struct kn_dev *d = kern_dev(i, 2, "own-int16");
+        if (!d) continue;
+        for (size_t s = 0; s < sizeof odd / sizeof *odd; s++) {
+            struct run r;
+            run_init(&r, d, odd[s], 130, 7);
+            int16_run(&r);
+            check(&r, int16);
+            run_fini(&r);
+        }
+        struct run r = {.sh = {1, 1, 1025}, .key_pos = (int32_t[]){0}};
+        kern_kv_init(&r.s, 1, 1025, 1, 2);
+        r.k = r.v = kern_random(1025, 1, 1);
+        ASSERT_ERR(kern_run(d, false, 1, put_rows, &r), -ENOTSUP);
+        kern_kv_fini(&r.s);
+        free(r.k);
+        kn_dev_destroy(d);
+    }
+}
+
+/* Every number the largest there is, of one sign, and as many of them as meet. */
+TEST(int16_sums_do_not_overflow)
+{
+    static const size_t dims[] = {64, 128, 512, 1024};
+    for (unsigned i = 1; i < 3; i++) {
+        struct kn_dev *d = kern_dev(i, 2, "own-int16");
+        if (!d) continue;
+        for (size_t s = 0; s < sizeof dims / sizeof *dims; s++) {
+            struct run r;
+            run_init(&r, d, (struct kern_shape){1, 1, (unsigned)dims[s]}, 128, 2);
+            for (size_t x = 0; x < r.m * dims[s]; x++)
+                r.q[x] = 1;
+            for (size_t x = 0; x < r.n_keys * dims[s]; x++)
+                r.k[x] = -1, r.v[x] = 0.99999f;
+            int16_run(&r);
+            check(&r, int16);
+            run_fini(&r);
+        }
+        kn_dev_destroy(d);
+    }
+}
+
+/* Keys of all sizes beside each other, and of zeros. */
+TEST(int16_takes_values_of_any_size)
+{
+    for (unsigned i = 1; i < 3; i++) {
+        struct kn_dev *d = kern_dev(i, 2, "own-int16");
+        if (!d) continue;
+        for (int what = 0; what < 3; what++) {
+            struct run r;
+            run_init(&r, d, shapes[0], 200, 50);
+            const size_t GK = (size_t)r.sh.G * r.sh.K;
+            for (size_t x = 0; x < r.n_keys * GK; x++) {
+                const size_t key = x / GK;
+                if (what == 0) r.v[x] = ldexpf(r.v[x], (int)(key * 37 % 80) - 40);
+                if (key % 10 == 3) r.v[x] = 0;
+                if (what == 1) r.v[x] = 0;
+                if (what == 2 || key % 10 == 7) r.k[x] = 0;
+            }
+            int16_run(&r);
+            check(&r, int16);
+            run_fini(&r);
+        }
+        kn_dev_destroy(d);
+    }
+}
+
+TEST(int16_shows_what_is_no_number)
+{
+    for (unsigned i = 1; i < 3; i++) {
+        struct kn_dev *d = kern_dev(i, 2, "own-int16");
+        if (!d) continue;
+        for (int what = 0; what < 4; what++) {
+            struct run r;
+            run_init(&r, d, (struct kern_shape){2, 1, 64}, 130, 130);
+            (what == 0   ? r.q
+             : what == 1 ? r.k
+                         : r.v)[70 * 64 * (what ? 1 : 2) + 5] = what == 3 ? INFINITY : NAN;
+            ASSERT_OK(kern_run(d, false, r.n_keys, put_rows, &r));
+            ASSERT_OK(kern_run(d, false, r.m, attn_rows, &r));
+            for (size_t row = 0; row < r.m; row++)
+                ASSERT_EQ(isnan(r.out[row * 128 + 9]), what ? row >= 70 : row == 70);
+            run_fini(&r);
+        }
         kn_dev_destroy(d);
     }
 }

@@ -6,7 +6,9 @@
  * queries rounded as the kernel rounds them. What is left are the probabilities, which are rounded
  * to 2^-9 before they weigh values but not where they are summed up: log-sum-exp and mass must be
  * as good as in f32.
- * Pages of 8 bits get keys and values that 8 bits hold, with a step for each key and head. */
+ * Pages of 8 and of 16 bits get keys and values that these hold, with a step for each key and head;
+ * beside 16 bits the oracle gets queries rounded to whole numbers, and weights of a page's values
+ * are rounded to 2^-14 of its largest. */
 #include "tests/unit/kernels/kern.h"
 
 struct seq { /* one sequence and its rows */
@@ -24,6 +26,7 @@ struct seq { /* one sequence and its rows */
 struct arith { /* of a device */
     bool bf16; /* products */
     bool q8;   /* pages */
+    bool int16;
 };
 
 struct job {
@@ -61,21 +64,38 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Whole numbers up to 127, which one of them is, times a power of two: every head its own. */
-static void fit_q8(float *x, size_t heads, size_t K)
+/* Whole numbers up to most, which one of them is, times a power of two: every head its own. */
+static void fit_whole(float *x, size_t heads, size_t K, float most)
 {
     for (size_t h = 0; h < heads; h++, x += K) {
-        const float step = ldexpf(1, -7 - (int)(h % 5));
+        const float step = ldexpf(1, -(most > 127 ? 12 : 7) - (int)(h % 5));
         for (size_t d = 0; d < K; d++)
-            x[d] = rintf(x[d] * 127) * step;
-        x[h % K] = h % 2 ? 127 * step : -127 * step;
+            x[d] = rintf(x[d] * most) * step;
+        x[h % K] = h % 2 ? most * step : -most * step;
     }
+}
+
+/* The largest number of 16 bits that a sum of so many products has room for. */
+static float most16(size_t K)
+{
+    return K <= 128 ? 4095 : 2047;
+}
+
+/* A query's head times by, of whole numbers. */
+static void round_query(const float *q, size_t K, float by, float *ret)
+{
+    float top = 0;
+    for (size_t d = 0; d < K; d++)
+        top = fmaxf(top, fabsf(q[d]));
+    const float step = top / most16(K);
+    for (size_t d = 0; d < K; d++)
+        ret[d] = (float)rint((double)q[d] * (double)(most16(K) / top)) * step * by;
 }
 
 static void fit(struct arith ar, float *x, size_t heads, size_t K)
 {
-    if (ar.q8)
-        fit_q8(x, heads, K);
+    if (ar.q8 || ar.int16)
+        fit_whole(x, heads, K, ar.q8 ? 127 : most16(K));
     else
         for (size_t i = 0; ar.bf16 && i < heads * K; i++)
             x[i] = rounded(x[i]);
@@ -102,6 +122,8 @@ static void seq_init(struct seq *s, struct kern_shape sh, struct arith ar, size_
         const float x = s->q[i] * (scale_of(sh) * 1.44269504088896341f);
         s->seen[i] = ar.bf16 && (sh.K % (ar.q8 ? 16 : 8) == 0 || !kern_device()) ? rounded(x) : x;
     }
+    for (size_t i = 0; ar.int16 && i < m * HK; i += sh.K)
+        round_query(s->q + i, sh.K, scale_of(sh) * 1.44269504088896341f, s->seen + i);
     for (size_t i = 0; i < m; i++)
         s->pos[i] = (int32_t)(i + 1 == m ? n_keys - 1 : test_rand(&seed) % n_keys);
     qsort(s->pos, m, sizeof *s->pos, by_value);
@@ -200,7 +222,8 @@ static struct kn_dev *next_dev(unsigned *i, struct arith *ret)
     if (!d) return NULL;
     const unsigned of = *i - 1;
     *ret = (struct arith){of % KERN_PAGES >= KERN_PAGES_BF16, of >= KERN_PAGES};
-    ASSERT_EQ(kn_info(d)->kv, ret->q8 ? KN_Q8 : ret->bf16 ? KN_BF16 : KN_F32);
+    if (of >= KERN_PAGES_INT16) *ret = (struct arith){.int16 = true};
+    ASSERT_EQ(kn_info(d)->kv, ret->int16 ? KN_Q16 : ret->q8 ? KN_Q8 : ret->bf16 ? KN_BF16 : KN_F32);
     return d;
 }
 
@@ -220,6 +243,7 @@ static void check(const struct job *j, const struct seq *s)
     const size_t K = j->sh.K, GK = j->sh.G * K, HK = j->sh.H * K, group = j->sh.H / j->sh.G;
     double *out = malloc(K * sizeof *out), *prob = malloc(s->n_keys * sizeof *prob);
     double *mass = calloc(s->n_keys, sizeof *mass);
+    const double tolerance = (j->ar.bf16 ? 0x1p-9 : j->ar.int16 ? 0x1p-10 : 0) + 1e-5;
     for (size_t i = 0; i < s->m; i++)
         for (size_t h = 0; h < j->sh.H; h++) {
             const size_t g = h / group, n = (size_t)s->pos[i] + 1;
@@ -233,7 +257,7 @@ static void check(const struct job *j, const struct seq *s)
             if (j->sink) add_sink((double)j->sink[h], K, n - from, out, prob, &lse);
             ASSERT_NEAR(s->lse[i * j->sh.H + h], lse, (j->ar.bf16 ? 1e-4 : 1e-5) * (1 + fabs(lse)));
             for (size_t d = 0; d < K; d++)
-                ASSERT_NEAR(s->out[i * HK + h * K + d], out[d], j->ar.bf16 ? 0x1p-9 + 1e-5 : 1e-5);
+                ASSERT_NEAR(s->out[i * HK + h * K + d], out[d], tolerance);
             for (size_t key = from; key < n; key++)
                 mass[key] += prob[key - from];
         }

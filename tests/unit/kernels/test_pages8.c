@@ -105,7 +105,7 @@ static void check_places(const struct rows *r)
 
 TEST(a_stored_row_is_what_a_put_row_becomes)
 {
-    for (unsigned i = KERN_PAGES; i < KERN_PAGES_ALL; i++) {
+    for (unsigned i = KERN_PAGES; i < KERN_PAGES_INT16; i++) {
         struct kn_dev *d = kern_dev_of_pages(i, 2);
         for (size_t z = 0; d && z < N_SIZES; z++) {
             struct rows r;
@@ -246,7 +246,7 @@ static void check_turned(struct kn_dev *d, unsigned K, unsigned n_rot, enum kn_d
 TEST(rotated_rows_are_the_same_bytes_by_any_way)
 {
     static const unsigned shapes[][2] = {{64, 64}, {64, 24}, {50, 50}, {128, 128}, {6, 2}};
-    for (unsigned i = KERN_PAGES; i < KERN_PAGES_ALL; i++) {
+    for (unsigned i = KERN_PAGES; i < KERN_PAGES_INT16; i++) {
         struct kn_dev *d = kern_dev_of_pages(i, 2);
         for (size_t z = 0; d && z < sizeof shapes / sizeof *shapes; z++)
             for (int t = KN_F32; t < KN_Q8; t++)
@@ -259,7 +259,7 @@ TEST(rotated_rows_are_the_same_bytes_by_any_way)
 TEST(what_has_no_8_bits_is_refused)
 {
     static const float bad[] = {NAN, INFINITY, -65520};
-    for (unsigned i = KERN_PAGES; i < KERN_PAGES_ALL; i++) {
+    for (unsigned i = KERN_PAGES; i < KERN_PAGES_INT16; i++) {
         struct kn_dev *d = kern_dev_of_pages(i, 2);
         for (size_t z = 0; d && z < 2 * sizeof bad / sizeof *bad; z++) {
             struct rows r;
