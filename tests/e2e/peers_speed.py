@@ -51,11 +51,13 @@ class Kvblend:
         self.p.__exit__(None, None)
 
 
-def openvino(model, threads, precision):
+def openvino(model, threads, precision, exact=False):
+    """exact: rows are not rounded to 8 bits on their way to weights that are codes, as they are by default."""
     import numpy
     import openvino
     import openvino_genai as genai
-    pipe = genai.LLMPipeline(model, "CPU", INFERENCE_NUM_THREADS=threads, INFERENCE_PRECISION_HINT=precision)
+    more = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"} if exact else {}
+    pipe = genai.LLMPipeline(model, "CPU", INFERENCE_NUM_THREADS=threads, INFERENCE_PRECISION_HINT=precision, **more)
 
     def ask(prompts, n):
         config = genai.GenerationConfig(max_new_tokens=n, ignore_eos=True, do_sample=False)
@@ -168,6 +170,8 @@ ENGINES = {
     "kvblend int8": lambda a: Kvblend(a.model, a.threads, "--dtype", "int8"),
     "OpenVINO f32": lambda a: Peer(openvino, a.model, a.threads, "f32"),
     "OpenVINO bf16": lambda a: Peer(openvino, a.model, a.threads, "bf16"),
+    "OpenVINO f32 exact": lambda a: Peer(openvino, a.model, a.threads, "f32", True),
+    "OpenVINO bf16 exact": lambda a: Peer(openvino, a.model, a.threads, "bf16", True),
     "llama.cpp": lambda a: Peer(llama_cpp, a.model, a.threads, True),  # weights in the order its kernels want, AMX
     "llama.cpp, weights as in the file": lambda a: Peer(llama_cpp, a.model, a.threads, False),
     "ONNX Runtime": lambda a: Peer(onnxruntime, a.onnx, a.threads),
