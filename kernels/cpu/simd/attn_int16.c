@@ -251,7 +251,7 @@ VF_INLINE void shares(float *m, const float *page_max, const int R, struct share
     memcpy(m, old, (size_t)R * sizeof *m);
 }
 
-/* o[r] = o[r] * old[r] + page[r] * sum over keys of weight[r][key] v[key], NV vectors of dims;
+/* o[r] = o[r] * old[r] + page[r] * sum over keys of weight[r][key] v[key], n_vec vectors of dims;
  * `tail` lanes of the last vector are valid in V when it is not whole. */
 VF_INLINE void weigh(const int R, const int n_vec, const uint32_t *weight, const uint32_t *v,
                      size_t K, size_t n_keys, const struct share *by, float *o, size_t Kp,
