@@ -29,14 +29,13 @@ struct chunk {
     size_t group;       /* query heads per KV head */
     size_t row0, n;     /* query rows of the chunk */
     unsigned g;
-    bool ahead; /* the next page is asked for while one is worked on */
-    float *q;   /* [n * group, K] scaled */
-    float *o;   /* [n * group, Kp] */
-    float *l;   /* [n * group, VL] partial sums */
-    float *e;   /* NULL: those of l are exact */
-    float *m;   /* [n * group] running maximum, log2 units */
-    float *k;   /* [K, P], of a page in 8 bits; NULL: pages are f32 */
-    float *v;   /* [P, K], the same */
+    float *q; /* [n * group, K] scaled */
+    float *o; /* [n * group, Kp] */
+    float *l; /* [n * group, VL] partial sums */
+    float *e; /* NULL: those of l are exact */
+    float *m; /* [n * group] running maximum, log2 units */
+    float *k; /* [K, P], of a page in 8 bits; NULL: pages are f32 */
+    float *v; /* [P, K], the same */
 };
 
 #define chunk_exp2 vf_exp2
@@ -207,6 +206,7 @@ VF_INLINE void weigh_all(const int R, const float *p, const float *v, size_t K, 
     if (d < K) weigh(R, 1, p, v + d, K, n_keys, corr, o + d, Kp, K - d);
 }
 
+/* What the scores of R rows weigh, to their sums. */
 VF_INLINE void attend_tile(const int R, struct chunk *c, size_t t0, const void *v, int32_t key0,
                            size_t n_keys, float *s)
 {
@@ -270,7 +270,6 @@ static struct chunk chunk_init(const struct kn_attn_job *j)
     c.Kp = (c.K + VL - 1) / VL * VL;
     c.value = j->q8 ? 1 : sizeof(float);
     c.head = j->q8 ? page8_bytes(c.K) : P * c.K * sizeof(float);
-    c.ahead = j->q8;
     chunk_layout(&c, j->scratch, j->q8);
     return c;
 }

@@ -36,7 +36,6 @@ struct chunk {
     size_t group;       /* query heads per KV head */
     size_t row0, n;     /* query rows of the chunk */
     unsigned g;
-    bool ahead;
     float *o;         /* [n * group, Kp] */
     float *l;         /* [n * group, VL] partial sums */
     float *e;         /* NULL: those of l are exact */
@@ -174,31 +173,40 @@ static void chunk_pack(struct chunk *c)
     }
 }
 
+/* sum[r][i] = sum over u of a[r][u] b[u][i], R rows by n_vec vectors of pairs; `tail` lanes of the
+ * last one are valid in b when it is not whole. */
+VF_INLINE void multiply(const int R, const int n_vec, const uint32_t *a, size_t lda,
+                        const uint32_t *b, size_t ldb, size_t units, size_t tail,
+                        whole sum[ATTN_R][ATTN_NV])
+{
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int i = 0; i < n_vec; i++)
+            sum[r][i] = whole_set1(0);
+    for (size_t u = 0; u < units; u++, b += ldb) {
+        whole x[ATTN_NV];
+#pragma GCC unroll 4
+        for (int i = 0; i < n_vec; i++)
+            x[i] = tail ? (whole)vf_loadn((const float *)b, tail) : whole_load(b + i * VL);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            const whole y = whole_set1((int32_t)a[(size_t)r * lda + u]);
+#pragma GCC unroll 4
+            for (int i = 0; i < n_vec; i++)
+                sum[r][i] = pair_dot(sum[r][i], y, x[i]);
+        }
+    }
+}
+
 /* s[r][key] = q[r] . k[key] for R rows and one page. */
 VF_INLINE void scores(const int R, const struct chunk *c, size_t t0, const void *k, float *s)
 {
     const struct head16 h = head16_of(k);
-    const uint32_t *q = c->q + t0 * c->pairs;
     for (int k0 = 0; k0 < P; k0 += ATTN_NV * VL) {
         whole sum[ATTN_R][ATTN_NV];
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-            for (int v = 0; v < ATTN_NV; v++)
-                sum[r][v] = whole_set1(0);
-        for (size_t u = 0; u < even(c->K) / 2; u++) {
-            whole key[ATTN_NV];
-#pragma GCC unroll 4
-            for (int v = 0; v < ATTN_NV; v++)
-                key[v] = whole_load(h.pair + u * P + k0 + v * VL);
-#pragma GCC unroll 8
-            for (int r = 0; r < R; r++) {
-                const whole query = whole_set1((int32_t)q[(size_t)r * c->pairs + u]);
-#pragma GCC unroll 4
-                for (int v = 0; v < ATTN_NV; v++)
-                    sum[r][v] = pair_dot(sum[r][v], query, key[v]);
-            }
-        }
+        multiply(R, ATTN_NV, c->q + t0 * c->pairs, c->pairs, h.pair + k0, P, even(c->K) / 2, 0,
+                 sum);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
@@ -251,31 +259,14 @@ VF_INLINE void shares(float *m, const float *page_max, const int R, struct share
     memcpy(m, old, (size_t)R * sizeof *m);
 }
 
-/* o[r] = o[r] * old[r] + page[r] * sum over keys of weight[r][key] v[key], n_vec vectors of dims;
- * `tail` lanes of the last vector are valid in V when it is not whole. */
+/* o[r] = o[r] * old[r] + page[r] * sum over keys of weight[r][key] v[key]; n_vec and tail: as in
+ * multiply(). */
 VF_INLINE void weigh(const int R, const int n_vec, const uint32_t *weight, const uint32_t *v,
                      size_t K, size_t n_keys, const struct share *by, float *o, size_t Kp,
                      size_t tail)
 {
     whole sum[ATTN_R][ATTN_NV];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-        for (int i = 0; i < n_vec; i++)
-            sum[r][i] = whole_set1(0);
-    for (size_t j = 0; j < (n_keys + 1) / 2; j++, v += K) {
-        whole x[ATTN_NV];
-#pragma GCC unroll 4
-        for (int i = 0; i < n_vec; i++)
-            x[i] = tail ? (whole)vf_loadn((const float *)v, tail) : whole_load(v + i * VL);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++) {
-            const whole w = whole_set1((int32_t)weight[r * P / 2 + j]);
-#pragma GCC unroll 4
-            for (int i = 0; i < n_vec; i++)
-                sum[r][i] = pair_dot(sum[r][i], w, x[i]);
-        }
-    }
+    multiply(R, n_vec, weight, P / 2, v, K, (n_keys + 1) / 2, tail, sum);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
@@ -286,6 +277,7 @@ VF_INLINE void weigh(const int R, const int n_vec, const uint32_t *weight, const
         }
 }
 
+/* What the scores of R rows weigh, to their sums. */
 VF_INLINE void attend_tile(const int R, struct chunk *c, size_t t0, const void *v, int32_t key0,
                            size_t n_keys, float *s)
 {

@@ -26,7 +26,7 @@ static void chunk_run(struct chunk *c)
     for (size_t page = chunk_first_page(c); page < n_pages; page++) {
         const void *k = open_k(c, page), *v = open_v(c, page);
         int32_t key0 = (int32_t)(page * P);
-        if (c->ahead) chunk_prefetch(c, page + 1, n_pages);
+        if (c->value == 1) chunk_prefetch(c, page + 1, n_pages); /* 8 bits: read once */
         for (size_t t = 0; t < rows; t += ATTN_R) {
             size_t R = rows - t < ATTN_R ? rows - t : ATTN_R;
             if (pos[(t + R - 1) / c->group] < key0 || chunk_skips(c, t, key0) == P) continue;
