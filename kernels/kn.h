@@ -72,7 +72,7 @@ int kn_dtype_parse(const char *name, int dflt);   /* dflt: no such name, or of n
 /* Bytes of a row of G heads of K values, stored or in a page. */
 static inline size_t kn_row_bytes(enum kn_dtype t, size_t G, size_t K)
 {
-    if (t == KN_Q16) return G * ((K + K % 2) * 2 + 4);
+    if (t == KN_Q16) return G * ((K + K % 2) * 2 + 2);
     return t == KN_Q8 ? G * (K + 2) : G * K * (t == KN_F32 ? 4 : 2);
 }
 
@@ -364,10 +364,10 @@ int kn_rope(struct kn_stream *st, const struct kn_rope *r, float *x /* [m, heads
  * Page p of layer l holds tokens [p*P, p*P+P) in kn_kv_layer_values() at
  * base + (pages[p] * page_stride + l * layer_stride) * kv_value_bytes. The type is kn_info.kv, the
  * order the device's own (the CPU: f32, K transposed [G, K, P], then V [G, P, K]; where it
- * multiplies bf16: bf16 in tiles, cpu/simd/attn_bf16.c; or whole numbers: Q16, attn_int16.c there;
- * Q8: cpu/pages.h; a GPU: cuda/pages.h). K is rotated at its position. Q8 rounds rows as a stored
- * row is rounded (types.h), after the rotation, and what a record has in Q8 is not rounded again
- * unless it is rotated.
+ * multiplies bf16: bf16 in tiles, cpu/simd/attn_bf16.c; or whole numbers: Q16 and Q8, rounded in
+ * their own way, whole_pages.h there; Q8 else: cpu/pages.h; a GPU: cuda/pages.h). K is rotated at
+ * its position. Else Q8 rounds rows as a stored row is rounded (types.h), after the rotation, and
+ * what a record has in Q8 is not rounded again unless it is rotated.
  * Of one sequence, or of as many as an operation has rows: the new tokens of a batch side by side
  * fill a device that one of them does not. Every row is what it would be alone, bit for bit. */
 struct kn_kv {
@@ -379,7 +379,7 @@ struct kn_kv {
     const struct kn_pages *each; /* [rows], read by operations: row i's own; NULL: one sequence */
     ptrdiff_t each_shift;        /* ids from an address in `each` to a rank's own place; else 0 */
 };
-/* Of one page of one layer: 2*G*K*P; Q8: 2*G*(K+2)*P, bytes; Q16: the same for an even K. */
+/* Of one page of one layer: 2*G*K*P; Q8: 2*G*(K+2)*P, bytes; Q16: 2*G*(K+1)*P of an even K. */
 size_t kn_kv_layer_values(enum kn_dtype kv, unsigned G, unsigned K);
 /* Store rotated K and V rows at positions pos[i]. k, v: [m, G, K] with row strides. Q8: -ERANGE as
  * kn_encode_rows(), which a GPU says as it says -EINVAL. */

@@ -8,7 +8,7 @@
 
 /* Stored KV. Q8 in units of a head: f16 m, its largest magnitude (rounded towards zero), then
  * int8[K]: value i is q[i] * m / 127. Off by m / 254 at most, and what is below 2^-24 is 0.
- * Q16 is in pages alone: int16, and a step in f32 for each head of a key. */
+ * Q16 is in pages alone: int16, and 16 bits of a step for each head of a key. */
 enum kn_dtype { KN_F32, KN_F16, KN_BF16, KN_Q8, KN_Q16 };
 enum { KN_RANKS_MAX = 8 }; /* chosen: GPUs of a host that NVLink joins */
 /* How the ranks of a group share a weight (kn_mat_split()). */

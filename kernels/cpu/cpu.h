@@ -90,6 +90,7 @@ extern const struct kn_simd kn_simd_avx2, kn_simd_avx512;
 kn_gemm_fn kn_gemm_bf16_avx512, kn_gemm_bf16_amx;
 extern const struct kn_attn_ops kn_attn_bf16;
 extern const struct kn_int16_ops kn_avx2_int16, kn_avx2_vnni_int16, kn_avx512_int16;
+extern const struct kn_attn_ops kn_avx2_attn8, kn_avx512_attn8;
 bool kn_avx512_codes_panel(const struct codes_form *f, const uint8_t *panel, size_t k0, size_t kc,
                            float *out);
 #endif
@@ -114,9 +115,10 @@ struct kn_dev {
     bool has_bf16;                      /* AVX512-BF16 usable with the chosen kernels */
     const struct kn_int16_ops *int16;   /* or NULL */
     const struct kn_rows16_ops *rows16; /* or NULL */
+    const struct kn_attn_ops *attn8;    /* or NULL: attention is not in 8 bits */
     bool int8;  /* weights of the layers are in 8 bits, as well or alone, but with */
     bool bytes; /* multiplied as bytes.h says, and kept as without int8 */
-    bool kv_q8; /* pages are in 8 bits */
+    bool kv_q8; /* pages are those of pages.h */
     enum kn_arith arith;
     bool allow_bf16;
     enum kn_gemm_kind gemm;
@@ -165,6 +167,7 @@ static inline bool kn_cancelled(const atomic_bool *cancel)
 
 /* isa.c */
 const struct kn_int16_ops *kn_isa_int16(enum kn_isa isa);
+const struct kn_attn_ops *kn_isa_attn8(enum kn_isa isa);
 int kn_isa_pick(const char *name, enum kn_isa *ret_isa, struct err *err);
 const struct kn_simd *kn_isa_table(enum kn_isa isa);
 const char *kn_isa_name(enum kn_isa isa);

@@ -55,6 +55,7 @@ static int copy_bytes(struct kn_dev *d, void *dst, const void *src, size_t bytes
  * latter. */
 const struct kn_attn_ops *kn_cpu_attn_ops(const struct kn_dev *d)
 {
+    if (d->attn8) return d->attn8;
 #if defined(__x86_64__)
     if (d->gemm == GEMM_OWN_BF16) return &kn_attn_bf16;
 #endif
@@ -66,8 +67,9 @@ const struct kn_attn_ops *kn_cpu_attn_ops(const struct kn_dev *d)
 static void settle_info(struct kn_dev *d)
 {
     d->head.info.gemm = d->int8 ? "own-int8" : kn_gemm_name(d->gemm);
-    d->head.info.kv = d->kv_q8 ? KN_Q8 : kn_cpu_attn_ops(d)->type;
-    d->head.info.kv_value_bytes = d->kv_q8 ? 1 : d->head.info.kv == KN_F32 ? 4 : 2;
+    const enum kn_dtype kv = d->kv_q8 ? KN_Q8 : kn_cpu_attn_ops(d)->type;
+    d->head.info.kv = kv;
+    d->head.info.kv_value_bytes = kv == KN_Q8 ? 1 : kv == KN_F32 ? 4 : 2;
     /* Tiles are through with so many rows before codes are unpacked: all threads do that together
      * then. */
     d->head.info.wide_rows_large =
@@ -105,7 +107,6 @@ int kn_cpu_create(const struct kn_dev_opts *o, struct kn_dev **ret_dev, struct e
     if (info->n_threads > 1024) info->n_threads = 1024;
     d->arith = o->arith;
     d->allow_bf16 = o->allow_bf16;
-    d->kv_q8 = o->kv_q8;
     int r = kn_isa_pick(o->isa, &d->isa, err);
     if (r < 0) goto fail;
     info->isa = kn_isa_name(d->isa);
@@ -120,6 +121,8 @@ int kn_cpu_create(const struct kn_dev_opts *o, struct kn_dev **ret_dev, struct e
                     "weights in int8 need AVX2, with AVX-512 its VNNI or, on Arm, dotprod");
         goto fail;
     }
+    if (d->int8 && d->arith != KN_ARITH_F32) d->attn8 = kn_isa_attn8(d->isa);
+    d->kv_q8 = o->kv_q8 && !d->attn8;
     r = choose_gemm(d, o->gemm, err);
     if (r < 0) goto fail;
     settle_info(d);

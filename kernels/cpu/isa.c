@@ -67,6 +67,17 @@ const struct kn_int16_ops *kn_isa_int16(enum kn_isa isa)
     return NULL;
 }
 
+/* Tiles are through with bf16 before the rest of attention is. */
+const struct kn_attn_ops *kn_isa_attn8(enum kn_isa isa)
+{
+#if defined(__x86_64__)
+    if (isa == KN_ISA_AMX || !kn_isa_int8(isa)) return NULL;
+    return isa == KN_ISA_AVX2 ? &kn_avx2_attn8 : &kn_avx512_attn8;
+#else
+    return NULL;
+#endif
+}
+
 const struct kn_rows16_ops *kn_isa_rows16(enum kn_isa isa)
 {
 #if defined(__x86_64__)
@@ -108,6 +119,10 @@ const struct kn_int16_ops *kn_isa_int16(enum kn_isa isa)
     return isa == KN_ISA_AVX512 || isa == KN_ISA_AVX512_BF16 ? &kn_avx512_int16
            : isa == KN_ISA_AVX2                              ? &kn_avx2_int16
                                                              : NULL;
+}
+const struct kn_attn_ops *kn_isa_attn8(enum kn_isa isa)
+{
+    return isa == KN_ISA_AVX512 || isa == KN_ISA_AVX512_BF16 ? &kn_avx512_attn8 : NULL;
 }
 const struct kn_rows16_ops *kn_isa_rows16(enum kn_isa isa)
 {

@@ -1,5 +1,5 @@
 /* attn_tile: a chunk's packed rows, ATTN_R at a time, against one page after the other. attn.c and
- * attn_int16.c include it behind what differs: open_k() and open_v() give K and V of a page to a
+ * attn_whole.h include it behind what differs: open_k() and open_v() give K and V of a page to a
  * chunk, scores() those of R rows [R, P] in log2 units, attend_tile() what these weigh to the rows'
  * sums. Thread: any. */
 #ifndef KERNELS_CPU_SIMD_ATTN_TILE_H

@@ -13,6 +13,7 @@
 #include "base/assert.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/simd/cases.h"
+#include "kernels/cpu/simd/hadamard.h"
 #include "kernels/cpu/simd/whole.h"
 #if KN_SIMD == 512
 #include "kernels/cpu/simd/amx.h"
@@ -37,60 +38,18 @@ enum {
 #if KN_SIMD == 512
 #define NAME(name) kn_avx512_##name
 #define whole_dot(c, b, a) ((whole)_mm512_dpbusd_epi32((__m512i)(c), (__m512i)(b), (__m512i)(a)))
-#define LANES(s)                                                                                   \
-    0 ^ s, 1 ^ s, 2 ^ s, 3 ^ s, 4 ^ s, 5 ^ s, 6 ^ s, 7 ^ s, 8 ^ s, 9 ^ s, 10 ^ s, 11 ^ s, 12 ^ s,  \
-        13 ^ s, 14 ^ s, 15 ^ s
 #elif KN_SIMD == 128
 #define NAME(name) kn_neon_##name
 #define whole_dot(c, b, a) ((whole)vdotq_s32((int32x4_t)(c), (int8x16_t)(b), (int8x16_t)(a)))
-#define LANES(s) 0 ^ s, 1 ^ s, 2 ^ s, 3 ^ s
 #else
 #define NAME(name) kn_avx2_##name
 #define whole_dot(c, b, a)                                                                         \
     ((whole)_mm256_dpbusd_avx_epi32((__m256i)(c), (__m256i)(b), (__m256i)(a)))
-#define LANES(s) 0 ^ s, 1 ^ s, 2 ^ s, 3 ^ s, 4 ^ s, 5 ^ s, 6 ^ s, 7 ^ s
 #endif
 
 /* ---- rows ---- */
 
-enum { STEP_V = KN_INT8_STEP / VL }; /* vectors of a step */
-
-/* Values of a vector and those s lanes away: sums in the lower lane, differences in the upper one.
- * A product by 1 or -1 is exact, so this is an addition's bits. */
-VF_INLINE vf fold(vf x, vf away, const int s)
-{
-    vf sign;
-    for (int i = 0; i < VL; i++)
-        sign[i] = i & s ? -1.0f : 1.0f;
-    return vf_fma(x, sign, away);
-}
-
-/* A step by the Hadamard matrix, times 8. */
-VF_INLINE void rotate(vf x[STEP_V])
-{
-#pragma GCC unroll 8
-    for (int s = STEP_V / 2; s > 0; s /= 2)
-#pragma GCC unroll 16
-        for (int i = 0; i < STEP_V; i++)
-            if (!(i & s)) {
-                const vf a = x[i], b = x[i + s];
-                x[i] = vf_add(a, b);
-                x[i + s] = vf_sub(a, b);
-            }
-#pragma GCC unroll 16
-    for (int i = 0; i < STEP_V; i++) {
-#define FOLD(s) x[i] = fold(x[i], __builtin_shufflevector(x[i], x[i], LANES(s)), s)
-#if KN_SIMD == 512
-        FOLD(8);
-#endif
-#if KN_SIMD != 128
-        FOLD(4);
-#endif
-        FOLD(2);
-        FOLD(1);
-#undef FOLD
-    }
-}
+enum { STEP_V = HADAMARD / VL }; /* vectors of a step */
 
 /* All of a row; the bits of its largest magnitude, of what is no number if there is any. */
 static int32_t rotate_row(const float *a, size_t k, float *to)
@@ -103,7 +62,7 @@ static int32_t rotate_row(const float *a, size_t k, float *to)
             const size_t from = at + i * VL, n = from < k ? k - from : 0;
             x[i] = n >= VL ? vf_load(a + from) : vf_loadn(a + (n ? from : 0), n);
         }
-        rotate(x);
+        hadamard(x);
 #pragma GCC unroll 16
         for (size_t i = 0; i < STEP_V; i++) {
             top = whole_max(top, (whole)x[i] & 0x7fffffff);
@@ -124,8 +83,7 @@ static int32_t round_row(const float *x, size_t n, float by, int8_t *q)
 #pragma GCC unroll 4
         for (size_t i = 0; i < 4; i++)
             byte[i] = whole_rounded(vf_load(x + at + i * VL), vf_set1(by));
-        const whole lo = (byte[0] & 0xff) | (byte[1] & 0xff) << 8;
-        const whole four = lo | (byte[2] & 0xff) << 16 | byte[3] << 24;
+        const whole four = whole_bytes(byte);
         memcpy(q + at, &four, sizeof four);
         sum = whole_dot(sum, ones, four);
     }

@@ -31,17 +31,6 @@ VF_INLINE whole pairs_of(whole even, whole odd)
     return (even & 0xffff) | odd << 16;
 }
 
-/* The bits of the largest magnitude of n values; more than infinity's where one is no number. */
-static int32_t int16_top(const float *x, size_t n)
-{
-    whole bits = whole_set1(0);
-    size_t i = 0;
-    for (; i + VL <= n; i += VL)
-        bits = whole_max(bits, (whole)vf_load(x + i) & INT32_MAX);
-    if (i < n) bits = whole_max(bits, (whole)vf_loadn(x + i, n - i) & INT32_MAX);
-    return whole_top(bits);
-}
-
 /* n values times by as numbers, in whole vectors with zeros behind them. */
 static void int16_store(const float *x, size_t n, float by, uint32_t *to)
 {
@@ -54,7 +43,7 @@ static void int16_store(const float *x, size_t n, float by, uint32_t *to)
 /* n values as numbers of at most `most`; what 1 stands for, no number where one of them is none. */
 static float int16_row(const float *x, size_t n, int32_t most, uint32_t *to)
 {
-    const float top = whole_magnitude(int16_top(x, n));
+    const float top = whole_magnitude(whole_top_of(x, n));
     int16_store(x, n, (float)most / top, to);
     return top / (float)most;
 }

@@ -114,6 +114,42 @@ VF_INLINE float vf_hsum(vf v)
     return (t[0] + t[2]) + (t[1] + t[3]);
 }
 
+#if KN_SIMD >= 256
+/* The largest of each of eight vectors, in the first lanes. */
+VF_INLINE vf vf_tops(const vf x[8])
+{
+#if KN_SIMD == 512
+#define LANES_OF(i, j, k, l)                                                                       \
+    i, j, k, l, i + 4, j + 4, k + 4, l + 4, i + 8, j + 8, k + 8, l + 8, i + 12, j + 12, k + 12,    \
+        l + 12
+#define QUADS_OF(i)                                                                                \
+    i, i + 1, i + 2, i + 3, i + 8, i + 9, i + 10, i + 11, i + 16, i + 17, i + 18, i + 19, i + 24,  \
+        i + 25, i + 26, i + 27
+#else
+#define LANES_OF(i, j, k, l) i, j, k, l, i + 4, j + 4, k + 4, l + 4
+#define QUADS_OF(i) i, i + 1, i + 2, i + 3, i + 8, i + 9, i + 10, i + 11
+#endif
+#define MAX_OF(a, b, i, j)                                                                         \
+    vf_max(__builtin_shufflevector(a, b, i), __builtin_shufflevector(a, b, j))
+#define ONES_OF(i) LANES_OF(i, VL + (i), (i) + 1, VL + (i) + 1)
+#define TWOS_OF(i) LANES_OF(i, (i) + 1, VL + (i), VL + (i) + 1)
+    vf two[4], four[2];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++)
+        two[i] = MAX_OF(x[2 * i], x[2 * i + 1], ONES_OF(0), ONES_OF(2));
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++)
+        four[i] = MAX_OF(two[2 * i], two[2 * i + 1], TWOS_OF(0), TWOS_OF(2));
+    const vf all = MAX_OF(four[0], four[1], QUADS_OF(0), QUADS_OF(4));
+    return KN_SIMD == 512 ? MAX_OF(all, all, QUADS_OF(0), QUADS_OF(4)) : all;
+#undef LANES_OF
+#undef QUADS_OF
+#undef MAX_OF
+#undef ONES_OF
+#undef TWOS_OF
+}
+#endif
+
 /* 2^r for |r| <= 1/2. */
 VF_INLINE vf vf_poly2(vf r)
 {

@@ -13,6 +13,7 @@ typedef int32_t whole __attribute__((vector_size(VL * 4)));
 #define whole_set1(x) ((whole)_mm512_set1_epi32(x))
 #define whole_max(a, b) ((whole)_mm512_max_epi32((__m512i)(a), (__m512i)(b)))
 #define whole_vf(x) _mm512_cvtepi32_ps((__m512i)(x))
+#define whole_from_i16(p) ((whole)_mm512_cvtepi16_epi32(_mm256_loadu_si256((const void *)(p))))
 #elif KN_SIMD == 128
 #define whole_load(p) ((whole)vld1q_s8((const int8_t *)(p)))
 #define whole_store(p, x) vst1q_s32(p, (int32x4_t)(x))
@@ -25,6 +26,7 @@ typedef int32_t whole __attribute__((vector_size(VL * 4)));
 #define whole_set1(x) ((whole)_mm256_set1_epi32(x))
 #define whole_max(a, b) ((whole)_mm256_max_epi32((__m256i)(a), (__m256i)(b)))
 #define whole_vf(x) _mm256_cvtepi32_ps((__m256i)(x))
+#define whole_from_i16(p) ((whole)_mm256_cvtepi16_epi32(_mm_loadu_si128((const void *)(p))))
 #endif
 
 /* The largest of a vector. */
@@ -42,6 +44,17 @@ VF_INLINE int32_t whole_top(whole x)
 #endif
 }
 
+/* The bits of the largest magnitude of n values; more than infinity's where one is no number. */
+VF_INLINE int32_t whole_top_of(const float *x, size_t n)
+{
+    whole bits = whole_set1(0);
+    size_t i = 0;
+    for (; i + VL <= n; i += VL)
+        bits = whole_max(bits, (whole)vf_load(x + i) & INT32_MAX);
+    if (i < n) bits = whole_max(bits, (whole)vf_loadn(x + i, n - i) & INT32_MAX);
+    return whole_top(bits);
+}
+
 /* The float of these bits, a largest magnitude: at least what a number can be divided by. What is
  * no number stays. */
 VF_INLINE float whole_magnitude(int32_t bits)
@@ -54,6 +67,11 @@ VF_INLINE float whole_magnitude(int32_t bits)
 VF_INLINE whole whole_rounded(vf x, vf by)
 {
     return (whole)vf_fma(x, by, vf_set1(0x1.8p23f));
+}
+/* The lowest bytes of four vectors' words, one of each in a word. */
+VF_INLINE whole whole_bytes(const whole x[4])
+{
+    return (x[0] & 0xff) | (x[1] & 0xff) << 8 | (x[2] & 0xff) << 16 | x[3] << 24;
 }
 /* The lower halves of all words. */
 VF_INLINE void whole_store_halves(uint32_t *to, whole x)

@@ -177,6 +177,12 @@ HS_FN hs_reg hs_from_i8(__m128i a)
     memcpy(b, &a, sizeof b);
     HS_LANE(r.i[l] = b[l]);
 }
+HS_FN hs_reg hs_from_i16(__m256i a)
+{
+    int16_t h[HS_LANES];
+    memcpy(h, &a, sizeof h);
+    HS_LANE(r.i[l] = h[l]);
+}
 HS_FN __m256i hs_to_i16(hs_reg a)
 {
     uint16_t h[HS_LANES];
@@ -437,6 +443,7 @@ HS_FN void hs_tile_dot(int c, int a, int b)
 #define _mm512_cvtepi32_ps(a) hs_from_i32(hs_w(a)).v
 #define _mm512_cvtps_epi32(a) hs_to_i32(hs_v(a)).w
 #define _mm512_cvtepi8_epi32(a) hs_from_i8(a).w
+#define _mm512_cvtepi16_epi32(a) hs_from_i16(a).w
 #define _mm512_cvtepi32_epi8(a) hs_to_i8(hs_w(a))
 #define _mm512_cvtepi32_epi16(a) hs_to_i16(hs_w(a))
 #define _mm512_permutexvar_epi16(at, a) hs_pick16(hs_w(at), hs_w(a)).w

@@ -103,9 +103,16 @@ struct kn_dev *kern_dev(unsigned i, unsigned n_threads, const char *gemm)
 
 struct kn_dev *kern_dev_of_pages(unsigned i, unsigned n_threads)
 {
-    if (i >= KERN_PAGES_INT16)
-        return kern_device() ? NULL
-                             : own_dev(i - KERN_PAGES_INT16 + 1, n_threads, "own-int16", false);
+    if (i >= KERN_PAGES_INT16) { /* of AVX2, of AVX-512 */
+        const bool whole8 = i >= KERN_PAGES_INT8;
+        const unsigned isa = i - (whole8 ? KERN_PAGES_INT8 : KERN_PAGES_INT16) + 1;
+        struct kn_dev *d = kern_device()
+                               ? NULL
+                               : own_dev(isa, n_threads, whole8 ? "own-int8" : "own-int16", false);
+        if (!d || !whole8 || kn_info(d)->kv == KN_Q8) return d;
+        kn_dev_destroy(d); /* without VNNI it is in 16 bits */
+        return NULL;
+    }
     const bool q8 = i >= KERN_PAGES;
     if (q8) i -= KERN_PAGES;
     if (kern_device() && i == KERN_PAGES_BF16) return q8 ? other_dev("own-bf16", true) : NULL;

@@ -87,7 +87,12 @@ struct within {
     double lse, out, mass;
 };
 static const struct within f32 = {4e-6, 5e-6, 1e-5};
-static const struct within int16 = {1e-3, 1e-3, 2e-3}; /* 12 bits and a sign */
+/* Whole numbers of 16 bits, of which 12 and a sign are used, and of 8. */
+static const struct {
+    const char *gemm;
+    struct within to;
+} wholes[] = {{"own-int16", {1e-3, 1e-3, 2e-3}}, {"own-int8", {1e-2, 1.5e-2, 6e-2}}};
+enum { WHOLES = sizeof wholes / sizeof *wholes };
 
 static double largest(const float *x, size_t n)
 {
@@ -145,46 +150,73 @@ TEST(matches_oracle)
     }
 }
 
-/* ---- whole numbers of 16 bits: test_attn_rows.c has more ---- */
+/* ---- whole numbers: test_attn_rows.c has more ---- */
 
-static void int16_run(struct run *r)
+/* Of AVX2 and AVX-512, in 16 bits and in 8. */
+static struct kn_dev *whole_dev(unsigned *i, struct within *to)
+{
+    struct kn_dev *d = NULL;
+    while (!d && *i < 2 * WHOLES) {
+        const unsigned of = *i / 2;
+        *to = wholes[of].to;
+        d = kern_dev((*i)++ % 2 + 1, 2, wholes[of].gemm);
+        if (d && kn_info(d)->kv != (of ? KN_Q8 : KN_Q16)) { /* int8 without VNNI */
+            kn_dev_destroy(d);
+            d = NULL;
+        }
+    }
+    return d;
+}
+
+static void whole_run(struct run *r)
 {
     ASSERT_OK(kern_run(r->d, false, r->n_keys, put_rows, r));
     ASSERT_OK(kern_run(r->d, false, r->m, attn_rows, r));
     ASSERT_OK(kern_run(r->d, true, r->m, mass_rows, r));
 }
 
-TEST(int16_has_heads_of_any_size)
+static int put_one(struct kn_dev *d, unsigned K)
 {
-    static const struct kern_shape odd[] = {{3, 1, 7},  {2, 2, 49},  {1, 1, 1},
-                                            {9, 3, 64}, {2, 1, 600}, {1, 1, 1024}};
-    for (unsigned i = 1; i < 3; i++) {
-        struct kn_dev *d = kern_dev(i, 2, "own-int16");
-        if (!d) continue;
+    struct run r = {.sh = {1, 1, K}, .key_pos = (int32_t[]){0}};
+    kern_kv_init(&r.s, 1, K, 1, 2);
+    r.k = r.v = kern_random(K, 1, 1);
+    const int rc = kern_run(d, false, 1, put_rows, &r);
+    kern_kv_fini(&r.s);
+    free(r.k);
+    return rc;
+}
+
+TEST(whole_numbers_have_heads_of_any_size)
+{
+    static const struct kern_shape odd[] = {{3, 1, 7},   {2, 2, 49},  {1, 1, 1},   {1, 1, 4},
+                                            {3, 1, 12},  {9, 3, 64},  {2, 1, 80},  {4, 2, 96},
+                                            {3, 1, 132}, {2, 1, 600}, {1, 1, 1024}};
+    struct kn_dev *d;
+    struct within to;
+    for (unsigned i = 0; (d = whole_dev(&i, &to));) {
         for (size_t s = 0; s < sizeof odd / sizeof *odd; s++) {
+            if (kn_info(d)->kv == KN_Q8 && odd[s].K % 4) {
+                ASSERT_ERR(put_one(d, odd[s].K), -ENOTSUP);
+                continue;
+            }
             struct run r;
             run_init(&r, d, odd[s], 130, 7);
-            int16_run(&r);
-            check(&r, int16);
+            whole_run(&r);
+            check(&r, to);
             run_fini(&r);
         }
-        struct run r = {.sh = {1, 1, 1025}, .key_pos = (int32_t[]){0}};
-        kern_kv_init(&r.s, 1, 1025, 1, 2);
-        r.k = r.v = kern_random(1025, 1, 1);
-        ASSERT_ERR(kern_run(d, false, 1, put_rows, &r), -ENOTSUP);
-        kern_kv_fini(&r.s);
-        free(r.k);
+        ASSERT_ERR(put_one(d, 1028), -ENOTSUP);
         kn_dev_destroy(d);
     }
 }
 
 /* Every number the largest there is, of one sign, and as many of them as meet. */
-TEST(int16_sums_do_not_overflow)
+TEST(sums_of_whole_numbers_do_not_overflow)
 {
     static const size_t dims[] = {64, 128, 512, 1024};
-    for (unsigned i = 1; i < 3; i++) {
-        struct kn_dev *d = kern_dev(i, 2, "own-int16");
-        if (!d) continue;
+    struct kn_dev *d;
+    struct within to;
+    for (unsigned i = 0; (d = whole_dev(&i, &to));) {
         for (size_t s = 0; s < sizeof dims / sizeof *dims; s++) {
             struct run r;
             run_init(&r, d, (struct kern_shape){1, 1, (unsigned)dims[s]}, 128, 2);
@@ -192,8 +224,8 @@ TEST(int16_sums_do_not_overflow)
                 r.q[x] = 1;
             for (size_t x = 0; x < r.n_keys * dims[s]; x++)
                 r.k[x] = -1, r.v[x] = 0.99999f;
-            int16_run(&r);
-            check(&r, int16);
+            whole_run(&r);
+            check(&r, to);
             run_fini(&r);
         }
         kn_dev_destroy(d);
@@ -201,11 +233,11 @@ TEST(int16_sums_do_not_overflow)
 }
 
 /* Keys of all sizes beside each other, and of zeros. */
-TEST(int16_takes_values_of_any_size)
+TEST(whole_numbers_take_values_of_any_size)
 {
-    for (unsigned i = 1; i < 3; i++) {
-        struct kn_dev *d = kern_dev(i, 2, "own-int16");
-        if (!d) continue;
+    struct kn_dev *d;
+    struct within to;
+    for (unsigned i = 0; (d = whole_dev(&i, &to));) {
         for (int what = 0; what < 3; what++) {
             struct run r;
             run_init(&r, d, shapes[0], 200, 50);
@@ -217,19 +249,19 @@ TEST(int16_takes_values_of_any_size)
                 if (what == 1) r.v[x] = 0;
                 if (what == 2 || key % 10 == 7) r.k[x] = 0;
             }
-            int16_run(&r);
-            check(&r, int16);
+            whole_run(&r);
+            check(&r, to);
             run_fini(&r);
         }
         kn_dev_destroy(d);
     }
 }
 
-TEST(int16_shows_what_is_no_number)
+TEST(whole_numbers_show_what_is_no_number)
 {
-    for (unsigned i = 1; i < 3; i++) {
-        struct kn_dev *d = kern_dev(i, 2, "own-int16");
-        if (!d) continue;
+    struct kn_dev *d;
+    struct within to;
+    for (unsigned i = 0; (d = whole_dev(&i, &to));) {
         for (int what = 0; what < 4; what++) {
             struct run r;
             run_init(&r, d, (struct kern_shape){2, 1, 64}, 130, 130);

@@ -6,9 +6,9 @@
  * queries rounded as the kernel rounds them. What is left are the probabilities, which are rounded
  * to 2^-9 before they weigh values but not where they are summed up: log-sum-exp and mass must be
  * as good as in f32.
- * Pages of 8 and of 16 bits get keys and values that these hold, with a step for each key and head;
- * beside 16 bits the oracle gets queries rounded to whole numbers, and weights of a page's values
- * are rounded to 2^-14 of its largest. */
+ * Pages of 8 and of 16 bits get keys and values that these hold, with a step for each key and head.
+ * Where products are of whole numbers, the oracle gets queries rounded to such, and weights of a
+ * page's values are rounded to 2^-14 of its largest, in 8 bits to 2^-9. */
 #include "tests/unit/kernels/kern.h"
 
 struct seq { /* one sequence and its rows */
@@ -23,10 +23,10 @@ struct seq { /* one sequence and its rows */
     int32_t *key_pos; /* [n_keys] */
 };
 
-struct arith { /* of a device */
-    bool bf16; /* products */
-    bool q8;   /* pages */
-    bool int16;
+struct arith {        /* of a device */
+    bool bf16;        /* products */
+    bool q8;          /* pages */
+    bool int16, int8; /* products of both, and pages */
 };
 
 struct job {
@@ -81,21 +81,40 @@ static float most16(size_t K)
     return K <= 128 ? 4095 : 2047;
 }
 
-/* A query's head times by, of whole numbers. */
-static void round_query(const float *q, size_t K, float by, float *ret)
+/* Heads as attention in 8 bits rounds them, and back: every 64 dims by a Hadamard matrix. */
+static void turn(float *x, size_t n, size_t K)
 {
+    for (size_t i = 0; i < n; i++)
+        if (i % K % 64 == 0 && i % K + 64 <= K)
+            for (size_t s = 32; s > 0; s /= 2)
+                for (size_t d = 0; d < 64; d++)
+                    if (!(d & s)) {
+                        float *a = x + i + d, *b = a + s;
+                        const float half = s >= 8 ? 0.5f : 1.0f; /* by 8 in all */
+                        const float sum = (*a + *b) * half, less = (*a - *b) * half;
+                        *a = sum, *b = less;
+                    }
+}
+
+/* A query's head times by, of whole numbers. */
+static void round_query(struct arith ar, const float *q, size_t K, float by, float *ret)
+{
+    const float most = ar.int8 ? 127 : most16(K);
     float top = 0;
+    memcpy(ret, q, K * sizeof *q);
+    if (ar.int8) turn(ret, K, K);
     for (size_t d = 0; d < K; d++)
-        top = fmaxf(top, fabsf(q[d]));
-    const float step = top / most16(K);
+        top = fmaxf(top, fabsf(ret[d]));
+    const float step = top / most, inverse = ar.int8 ? 1 / step : most / top;
     for (size_t d = 0; d < K; d++)
-        ret[d] = (float)rint((double)q[d] * (double)(most16(K) / top)) * step * by;
+        ret[d] = (float)rint((double)ret[d] * (double)inverse) * step * by;
+    if (ar.int8) turn(ret, K, K);
 }
 
 static void fit(struct arith ar, float *x, size_t heads, size_t K)
 {
-    if (ar.q8 || ar.int16)
-        fit_whole(x, heads, K, ar.q8 ? 127 : most16(K));
+    if (ar.q8 || ar.int16 || ar.int8)
+        fit_whole(x, heads, K, ar.int16 ? most16(K) : 127);
     else
         for (size_t i = 0; ar.bf16 && i < heads * K; i++)
             x[i] = rounded(x[i]);
@@ -116,14 +135,19 @@ static void seq_init(struct seq *s, struct kern_shape sh, struct arith ar, size_
     for (size_t i = 0; i < n_keys; i++)
         s->key_pos[i] = (int32_t)i;
     fit(ar, s->k, n_keys * sh.G, sh.K);
+    if (ar.int8) { /* so little smaller that steps, rounded up, are what they were */
+        for (size_t i = 0; i < n_keys * GK; i++)
+            s->k[i] *= 1 - 0x1p-18f;
+        turn(s->k, n_keys * GK, sh.K);
+    }
     fit(ar, s->v, n_keys * sh.G, sh.K);
     for (size_t i = 0; i < m * HK;
          i++) { /* odd sizes are no matter of tensor cores, but of tiles */
         const float x = s->q[i] * (scale_of(sh) * 1.44269504088896341f);
         s->seen[i] = ar.bf16 && (sh.K % (ar.q8 ? 16 : 8) == 0 || !kern_device()) ? rounded(x) : x;
     }
-    for (size_t i = 0; ar.int16 && i < m * HK; i += sh.K)
-        round_query(s->q + i, sh.K, scale_of(sh) * 1.44269504088896341f, s->seen + i);
+    for (size_t i = 0; (ar.int16 || ar.int8) && i < m * HK; i += sh.K)
+        round_query(ar, s->q + i, sh.K, scale_of(sh) * 1.44269504088896341f, s->seen + i);
     for (size_t i = 0; i < m; i++)
         s->pos[i] = (int32_t)(i + 1 == m ? n_keys - 1 : test_rand(&seed) % n_keys);
     qsort(s->pos, m, sizeof *s->pos, by_value);
@@ -222,8 +246,14 @@ static struct kn_dev *next_dev(unsigned *i, struct arith *ret)
     if (!d) return NULL;
     const unsigned of = *i - 1;
     *ret = (struct arith){of % KERN_PAGES >= KERN_PAGES_BF16, of >= KERN_PAGES};
-    if (of >= KERN_PAGES_INT16) *ret = (struct arith){.int16 = true};
-    ASSERT_EQ(kn_info(d)->kv, ret->int16 ? KN_Q16 : ret->q8 ? KN_Q8 : ret->bf16 ? KN_BF16 : KN_F32);
+    if (of >= KERN_PAGES_INT8)
+        *ret = (struct arith){.int8 = true};
+    else if (of >= KERN_PAGES_INT16)
+        *ret = (struct arith){.int16 = true};
+    ASSERT_EQ(kn_info(d)->kv, ret->int16             ? KN_Q16
+                              : ret->q8 || ret->int8 ? KN_Q8
+                              : ret->bf16            ? KN_BF16
+                                                     : KN_F32);
     return d;
 }
 
@@ -243,7 +273,12 @@ static void check(const struct job *j, const struct seq *s)
     const size_t K = j->sh.K, GK = j->sh.G * K, HK = j->sh.H * K, group = j->sh.H / j->sh.G;
     double *out = malloc(K * sizeof *out), *prob = malloc(s->n_keys * sizeof *prob);
     double *mass = calloc(s->n_keys, sizeof *mass);
-    const double tolerance = (j->ar.bf16 ? 0x1p-9 : j->ar.int16 ? 0x1p-10 : 0) + 1e-5;
+    const double tolerance = (j->ar.int8    ? 0x1p-6
+                              : j->ar.bf16  ? 0x1p-9
+                              : j->ar.int16 ? 0x1p-10
+                                            : 0) +
+                             1e-5;
+    const double of_exp = j->ar.bf16 || j->ar.int8 ? 1e-4 : 1e-5; /* a shorter polynomial's */
     for (size_t i = 0; i < s->m; i++)
         for (size_t h = 0; h < j->sh.H; h++) {
             const size_t g = h / group, n = (size_t)s->pos[i] + 1;
@@ -255,7 +290,7 @@ static void check(const struct job *j, const struct seq *s)
                                   s->v + from * GK + g * K, GK, K, n - from, 0.69314718055994531,
                                   (double)j->cap, out, prob);
             if (j->sink) add_sink((double)j->sink[h], K, n - from, out, prob, &lse);
-            ASSERT_NEAR(s->lse[i * j->sh.H + h], lse, (j->ar.bf16 ? 1e-4 : 1e-5) * (1 + fabs(lse)));
+            ASSERT_NEAR(s->lse[i * j->sh.H + h], lse, of_exp * (1 + fabs(lse)));
             for (size_t d = 0; d < K; d++)
                 ASSERT_NEAR(s->out[i * HK + h * K + d], out[d], tolerance);
             for (size_t key = from; key < n; key++)
@@ -264,7 +299,7 @@ static void check(const struct job *j, const struct seq *s)
     for (size_t key = 0; j->mass && key < s->n_keys; key++) {
         const bool asked = key >= j->key0 && key < j->key0 + j->n_mass;
         const double want = asked ? 1 + mass[key] : 1; /* it is added to what was there */
-        ASSERT_NEAR(j->mass[key], want, (j->ar.bf16 ? 2e-4 : 2e-5) * (mass[key] + 0.1) + 1e-6);
+        ASSERT_NEAR(j->mass[key], want, 2 * of_exp * (mass[key] + 0.1) + 1e-6);
     }
     free(out), free(prob), free(mass);
 }
@@ -338,6 +373,7 @@ TEST(rows_anywhere_match_the_oracle)
     struct kn_dev *d;
     for (unsigned i = 0; (d = next_dev(&i, &ar));) {
         for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+            if (ar.int8 && cases[c].sh.K % 4) continue;
             struct seq s;
             struct job j = {.d = d,
                             .ar = ar,
@@ -441,6 +477,7 @@ TEST(queries_are_rotated_as_they_are_read)
     for (unsigned i = 0; (d = next_dev(&i, &ar));) {
         for (size_t c = 0; c < sizeof turns / sizeof *turns; c++) {
             const struct kern_shape sh = turns[c].sh;
+            if (ar.int8 && sh.K % 4) continue;
             const size_t M = turns[c].m, HK = (size_t)sh.H * sh.K, values = TABLE * sh.K / 2;
             float *cs = kern_random(values, 3, 1), *sn = kern_random(values, 4, 1);
             const struct kn_rope rope = {sh.K, turns[c].n_rot, cs, sn, TABLE, 1.25f};
@@ -480,17 +517,20 @@ TEST(keys_that_nobody_sees_may_be_anything)
     struct kn_dev *d;
     for (unsigned i = 0; (d = next_dev(&i, &ar));) {
         enum { KEYS = 300, SEEN = 139 };
-        struct seq s;
-        struct job j = {.d = d, .ar = ar, .sh = {6, 2, 64}, .seq = &s, .n = 1};
-        seq_init(&s, j.sh, ar, KEYS, 12, 5);
-        for (size_t r = 0; r < s.m; r++)
-            s.pos[r] = s.pos[r] < SEEN ? s.pos[r] : SEEN - 1;
-        memset(s.s.mem, 0xff, s.s.kv.n_pages * s.s.kv.page_stride * sizeof(float)); /* NaN */
-        s.n_keys = SEEN;
-        ASSERT_OK(kern_run(d, true, 1, put_keys, &j));
-        ASSERT_OK(kern_run(d, true, s.m, attend_rows, &j));
-        check(&j, &s);
-        seq_fini(&s);
+        static const int bytes[] = {0xff /* NaN */, 0x80 /* small, as a logarithm */};
+        for (size_t b = 0; b < sizeof bytes / sizeof *bytes; b++) {
+            struct seq s;
+            struct job j = {.d = d, .ar = ar, .sh = {6, 2, 64}, .seq = &s, .n = 1};
+            seq_init(&s, j.sh, ar, KEYS, 12, 5);
+            for (size_t r = 0; r < s.m; r++)
+                s.pos[r] = s.pos[r] < SEEN ? s.pos[r] : SEEN - 1;
+            memset(s.s.mem, bytes[b], s.s.kv.n_pages * s.s.kv.page_stride * sizeof(float));
+            s.n_keys = SEEN;
+            ASSERT_OK(kern_run(d, true, 1, put_keys, &j));
+            ASSERT_OK(kern_run(d, true, s.m, attend_rows, &j));
+            check(&j, &s);
+            seq_fini(&s);
+        }
         kn_dev_destroy(d);
     }
 }
@@ -632,6 +672,7 @@ TEST(many_sequences_are_what_each_is)
     struct kn_dev *d;
     for (unsigned i = 0; (d = next_dev(&i, &ar));) {
         for (size_t c = 0; c < sizeof shapes / sizeof *shapes; c++) {
+            if (ar.int8 && shapes[c].K % 4) continue;
             struct batch b;
             batch_init(&b, shapes[c], ar, 77 + 100 * c);
             b.window = windows[c];

@@ -198,6 +198,38 @@ static void chooses_the_fastest(const char *isa, bool bf16)
     ASSERT_STREQ(gemm, want);
 }
 
+static enum kn_dtype pages_of(struct kn_dev_opts o)
+{
+    struct kn_dev *d;
+    struct err e;
+    o.n_threads = 1;
+    ASSERT_OK(kn_dev_create(&o, &d, &e));
+    const enum kn_dtype kv = kn_info(d)->kv;
+    kn_dev_destroy(d);
+    return kv;
+}
+
+/* Attention and pages are in 8 bits beside weights in such where VNNI multiplies them; tiles
+ * multiply bf16, and AVX2 without it whole numbers of 16 bits. */
+TEST(beside_weights_in_8_bits_pages_are_what_attention_multiplies)
+{
+    static const char *const isas[] = {"avx2", "avx512", "amx"};
+    for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
+        struct kn_dev_opts o = {.isa = isas[i],
+                                .gemm = i == 2 ? "own-bf16" : NULL, /* chosen by measuring, else */
+                                .weights = KN_WEIGHTS_INT8};
+        struct err e;
+        if (create(&o, &e) < 0) continue; /* AVX-512 without VNNI, too */
+        const enum kn_dtype kv = pages_of(o);
+        const bool either = i == 0 && kv == KN_Q16;
+        ASSERT_EQ(kv, either ? KN_Q16 : i == 2 ? KN_BF16 : KN_Q8);
+        o.kv_q8 = true;
+        ASSERT_EQ(pages_of(o), KN_Q8);
+        o.kv_q8 = false, o.gemm = NULL, o.arith = KN_ARITH_F32;
+        ASSERT_EQ(pages_of(o), KN_F32);
+    }
+}
+
 TEST(without_bf16_start_up_chooses_f32_or_int16)
 {
     static const char *const isas[] = {"portable", "avx2", "avx512"};
