@@ -51,7 +51,15 @@ static int copy_bytes(struct kn_dev *d, void *dst, const void *src, size_t bytes
     return 0;
 }
 
-/* Attention rounds to bf16, or to whole numbers of 16 bits, where products do; beside 8 bits to the
+/* Attention in 8 bits: beside weights in such, or where pages are to be and products may round. */
+static const struct kn_attn_ops *in_8_bits(const struct kn_dev *d, bool pages)
+{
+    const bool rounds = d->allow_bf16 || d->arith == KN_ARITH_BF16;
+    if (d->arith == KN_ARITH_F32 || !(d->int8 || (pages && rounds))) return NULL;
+    return kn_isa_attn8(d->isa);
+}
+
+/* Else it rounds to bf16, or to whole numbers of 16 bits, where products do; beside 8 bits to the
  * latter. */
 const struct kn_attn_ops *kn_cpu_attn_ops(const struct kn_dev *d)
 {
@@ -121,7 +129,7 @@ int kn_cpu_create(const struct kn_dev_opts *o, struct kn_dev **ret_dev, struct e
                     "weights in int8 need AVX2, with AVX-512 its VNNI or, on Arm, dotprod");
         goto fail;
     }
-    if (d->int8 && d->arith != KN_ARITH_F32) d->attn8 = kn_isa_attn8(d->isa);
+    d->attn8 = in_8_bits(d, o->kv_q8);
     d->kv_q8 = o->kv_q8 && !d->attn8;
     r = choose_gemm(d, o->gemm, err);
     if (r < 0) goto fail;
