@@ -21,7 +21,7 @@ enum { KERN_ISAS = 4 };
 struct kn_dev *kern_dev(unsigned i, unsigned n_threads, const char *gemm);
 /* The same by what pages hold: f32 of every instruction set, then bf16, with and without tiles;
  * from KERN_PAGES on 8 bits beside the same arithmetics; from KERN_PAGES_INT16 and KERN_PAGES_INT8
- * on whole numbers that are multiplied, which have heads of whole quads of dims alone. Of
+ * on whole numbers that are multiplied; those of 8 bits have heads of whole quads of dims alone. Of
  * KVBLEND_TEST_DEVICE: the first of f32, and of 8 bits beside either. */
 enum {
     KERN_PAGES_BF16 = KERN_ISAS - 1,

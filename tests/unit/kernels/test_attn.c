@@ -210,6 +210,28 @@ TEST(whole_numbers_have_heads_of_any_size)
     }
 }
 
+/* Pages asked for in 8 bits are those that are multiplied where products round, and the others, of
+ * heads of any even size, where they do not. */
+TEST(pages_in_8_bits_are_multiplied_where_products_round)
+{
+    static const char *const isas[] = {"avx2", "avx512"};
+    for (unsigned i = 0; i < 2; i++) {
+        struct kn_dev *d = kern_device() ? NULL : kern_dev(i + 1, 1, "own-int8");
+        const bool multiplied = d && kn_info(d)->kv == KN_Q8;
+        kn_dev_destroy(d);
+        for (int rounds = 0; multiplied && rounds < 2; rounds++) {
+            const struct kn_dev_opts o = {
+                .n_threads = 1, .isa = isas[i], .kv_q8 = true, .allow_bf16 = rounds};
+            struct err e;
+            ASSERT_OK(kn_dev_create(&o, &d, &e));
+            ASSERT_EQ(kn_info(d)->kv, KN_Q8);
+            ASSERT_EQ(put_one(d, 6), rounds ? -ENOTSUP : 0);
+            ASSERT_OK(put_one(d, 8));
+            kn_dev_destroy(d);
+        }
+    }
+}
+
 /* Every number the largest there is, of one sign, and as many of them as meet. */
 TEST(sums_of_whole_numbers_do_not_overflow)
 {
