@@ -23,7 +23,7 @@ static int cover_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
     char *a = kn_scratch(st, 0, 100 + n), *b = kn_scratch(st, 1, 64);
     if (!a || !b || (uintptr_t)a % 64 || a == b) return -ENOMEM;
     memset(a, (int)call, 100 + n);
-    if (c->cancel && call == 2) atomic_store(c->cancel, true);
+    if (c->cancel && call >= 2) atomic_store(c->cancel, true);
     return c->fail_at && call + 1 == (unsigned)c->fail_at ? -EIO : 0;
 }
 
@@ -127,7 +127,8 @@ TEST(cancel_stops_between_blocks)
         atomic_bool cancel = false;
         c->cancel = &cancel;
         ASSERT_ERR(kn_rows(d, 3000, &cancel, cover_rows, c), -ECANCELED);
-        ASSERT_TRUE(atomic_load(&c->n_calls) < 3000 / 168);
+        /* Two calls that do not ask for it, and none that follows one that does on its thread. */
+        ASSERT_TRUE(atomic_load(&c->n_calls) <= 2 + threads);
         ASSERT_ERR(kn_wide(d, 1, &cancel, cover_rows, c), -ECANCELED);
         free(c);
         kn_dev_destroy(d);
