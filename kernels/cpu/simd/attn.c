@@ -261,6 +261,12 @@ static const void *open_v(const struct chunk *c, size_t page)
     return c->v;
 }
 
+/* Tile by tile. */
+static size_t attend_page(struct chunk *c, const void *k, const void *v, int32_t key0)
+{
+    return 0;
+}
+
 #include "kernels/cpu/simd/attn_tile.h"
 
 static struct chunk chunk_init(const struct kn_attn_job *j)

@@ -12,7 +12,7 @@ typedef int16_t number;
 #define store_numbers int16_store
 #define round_row int16_row
 #define dot(sum, a, b) pair_dot(sum, a, b)
-#define chunk_exp2 vf_exp2
+#define times_exp2 vf_times_exp2
 #define word_of(x) pairs_of((x)[0], (x)[1])
 
 static int32_t dims_most(size_t K)

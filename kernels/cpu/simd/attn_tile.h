@@ -1,7 +1,7 @@
 /* attn_tile: a chunk's packed rows, ATTN_R at a time, against one page after the other. attn.c and
  * attn_whole.h include it behind what differs: open_k() and open_v() give K and V of a page to a
  * chunk, scores() those of R rows [R, P] in log2 units, attend_tile() what these weigh to the rows'
- * sums. Thread: any. */
+ * sums; attend_page() does both for the first rows, as many as it says. Thread: any. */
 #ifndef KERNELS_CPU_SIMD_ATTN_TILE_H
 #define KERNELS_CPU_SIMD_ATTN_TILE_H
 
@@ -27,7 +27,7 @@ static void chunk_run(struct chunk *c)
         const void *k = open_k(c, page), *v = open_v(c, page);
         int32_t key0 = (int32_t)(page * P);
         if (c->value == 1) chunk_prefetch(c, page + 1, n_pages); /* 8 bits: read once */
-        for (size_t t = 0; t < rows; t += ATTN_R) {
+        for (size_t t = attend_page(c, k, v, key0); t < rows; t += ATTN_R) {
             size_t R = rows - t < ATTN_R ? rows - t : ATTN_R;
             if (pos[(t + R - 1) / c->group] < key0 || chunk_skips(c, t, key0) == P) continue;
             switch (R) {

@@ -9,7 +9,7 @@
  *   round_row(x, n, most, to): n values as numbers of at most `most`, in whole vectors with zeros
  *   behind them; the step; store_numbers(x, n, by, to): x * by as such
  *   word_of(x): of a vector of each of a word's numbers; dot(sum, a, b): their products, added
- *   chunk_exp2()
+ *   times_exp2(by, x): by * 2^x, x <= 0
  *
  * A query, and a key's K and V, are numbers times a step of their own, so that a score is an exact
  * sum in 32 bits. The logarithm of V's step is added to the key's score. So the softmax of a page
@@ -24,28 +24,45 @@
 #include "kernels/cpu/simd/table.h"
 #include "kernels/cpu/simd/whole_chunk.h"
 
-enum { ATTN_R = 6, ATTN_NV = KN_SIMD == 512 ? 4 : 2 };
+enum { ATTN_NV = 2 };
 static_assert((int64_t)WEIGHT_MOST * V_MOST * P <= INT32_MAX, "a page's sums are whole");
 
-/* sum[r][i] += sum over u of a[r][u] b[u][i], R rows by n_vec vectors of words; `tail` lanes of the
- * last one are valid in b when it is not whole. weights: a has no sign, else b has none. */
-VF_INLINE void multiply(const int R, const int n_vec, const uint32_t *a, size_t lda,
-                        const uint32_t *b, size_t ldb, size_t units, size_t tail,
+/* sum[r][i] += sum over u of a[r][u] b[u][i], R rows by n_vec vectors of words. Rows of a are lda
+ * words apart, units of a and b ua and ldb; `tail` lanes of the last vector are valid in b when it
+ * is not whole. weights: a has no sign, else b has none. */
+VF_INLINE void multiply(const int R, const int n_vec, const uint32_t *a, const size_t lda,
+                        const size_t ua, const uint32_t *b, size_t ldb, size_t units, size_t tail,
                         const bool weights, whole sum[ATTN_R][ATTN_NV])
 {
-    for (size_t u = 0; u < units; u++, b += ldb) {
+    for (size_t u = 0; u < units; u++, a += ua, b += ldb) {
         whole x[ATTN_NV];
 #pragma GCC unroll 4
         for (int i = 0; i < n_vec; i++)
             x[i] = tail ? (whole)vf_loadn((const float *)b, tail) : whole_load(b + i * VL);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
-            const whole y = whole_set1((int32_t)a[(size_t)r * lda + u]);
+            const whole y = whole_set1((int32_t)a[(size_t)r * lda]);
 #pragma GCC unroll 4
             for (int i = 0; i < n_vec; i++)
                 sum[r][i] = weights ? dot(sum[r][i], y, x[i]) : dot(sum[r][i], x[i], y);
         }
     }
+}
+
+/* What the scores of R rows begin with. */
+VF_INLINE void scores_begin(const int R, const struct chunk *c, size_t t0,
+                            whole sum[ATTN_R][ATTN_NV])
+{
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < ATTN_NV; v++)
+            sum[r][v] = whole_set1(c->zero[t0 + r]);
+}
+/* Sums of row r and vector v of keys as scores. */
+VF_INLINE vf score_of(const struct chunk *c, size_t t, size_t key, whole sum)
+{
+    return vf_mul(whole_vf(sum), vf_mul(vf_load(c->k_step + key), vf_set1(c->step[t])));
 }
 
 /* s[r][key] = q[r] . k[key] for R rows and one page. */
@@ -54,20 +71,15 @@ VF_INLINE void scores(const int R, const struct chunk *c, size_t t0, const void 
     const struct whole_head h = head_of(k);
     for (int k0 = 0; k0 < P; k0 += ATTN_NV * VL) {
         whole sum[ATTN_R][ATTN_NV];
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-            for (int v = 0; v < ATTN_NV; v++)
-                sum[r][v] = whole_set1(c->zero[t0 + r]);
-        multiply(R, ATTN_NV, c->q + t0 * c->words, c->words, h.word + k0, P, words_of(c->K), 0,
+        scores_begin(R, c, t0, sum);
+        multiply(R, ATTN_NV, c->q + t0 * c->words, 1, ATTN_R, h.word + k0, P, words_of(c->K), 0,
                  false, sum);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
             for (int v = 0; v < ATTN_NV; v++) {
-                const vf step = vf_load(c->k_step + k0 + v * VL);
-                const vf by = vf_mul(step, vf_set1(c->step[t0 + r]));
-                vf_store(s + r * P + k0 + v * VL, vf_mul(whole_vf(sum[r][v]), by));
+                const int key = k0 + v * VL;
+                vf_store(s + r * P + key, score_of(c, t0 + (size_t)r, (size_t)key, sum[r][v]));
             }
     }
 }
@@ -91,7 +103,8 @@ VF_INLINE vf seen_row(const struct chunk *c, size_t t, int32_t key0, const bool 
     return top;
 }
 
-/* The same beside the page's largest -> weights of V's numbers [P]; the sum of probabilities. */
+/* The same beside the page's largest -> weights of V's numbers [P]; the sum of probabilities, times
+ * WEIGHT_MOST. */
 VF_INLINE vf weights_row(const struct chunk *c, const float *s, float max, uint32_t *weight)
 {
     vf sum = vf_set1(0);
@@ -99,15 +112,16 @@ VF_INLINE vf weights_row(const struct chunk *c, const float *s, float max, uint3
     whole number_of[UNIT];
 #pragma GCC unroll 16
     for (int v = 0; v < P / VL; v++) {
-        const vf x = chunk_exp2(vf_sub(vf_load(s + v * VL), base));
+        const vf x = times_exp2(WEIGHT_MOST, vf_sub(vf_load(s + v * VL), base));
         sum = vf_fma(x, vf_load(c->v_inverse + v * VL), sum);
-        number_of[v % UNIT] = whole_rounded(x, vf_set1(WEIGHT_MOST));
+        number_of[v % UNIT] = (whole)vf_add(x, vf_set1(0x1.8p23f));
         if (v % UNIT == UNIT - 1) whole_store(weight + v / UNIT * VL, word_of(number_of));
     }
     return sum;
 }
 
-/* What R rows have summed so far, and what a page adds, brought to the larger of both maxima. */
+/* What R rows have summed so far, and what a page's weights add, brought to the larger of both
+ * maxima. */
 struct share {
     float old[VL], page[VL];
 };
@@ -116,7 +130,8 @@ VF_INLINE void shares(float *m, vf page_max, const int R, struct share *ret)
     const vf old = vf_loadn(m, (size_t)R), top = vf_max(old, page_max);
     const vf least = vf_set1(-1000); /* what neither has seen gives no number */
     vf_store(ret->old, vf_exp2(vf_max(vf_sub(old, top), least)));
-    vf_store(ret->page, vf_exp2(vf_max(vf_sub(page_max, top), least)));
+    const vf page = vf_exp2(vf_max(vf_sub(page_max, top), least));
+    vf_store(ret->page, vf_mul(page, vf_set1(1.0f / WEIGHT_MOST)));
     vf_storen(m, top, (size_t)R);
 }
 
@@ -132,55 +147,18 @@ VF_INLINE void weigh(const int R, const int n_vec, const uint32_t *weight, const
 #pragma GCC unroll 4
         for (int i = 0; i < n_vec; i++)
             sum[r][i] = whole_set1(0);
-    multiply(R, n_vec, weight, P / UNIT, v, K, key_words(n_keys), tail, true, sum);
+    multiply(R, n_vec, weight, P / UNIT, 1, v, K, key_words(n_keys), tail, true, sum);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
         for (int i = 0; i < n_vec; i++) {
             float *to = o + (size_t)r * Kp + i * VL;
             const vf old = vf_mul(vf_load(to), vf_set1(by->old[r]));
-            vf_store(to, vf_fma(whole_vf(sum[r][i]), vf_set1(by->page[r] / WEIGHT_MOST), old));
+            vf_store(to, vf_fma(whole_vf(sum[r][i]), vf_set1(by->page[r]), old));
         }
 }
 
-/* What the scores of R rows weigh, to their sums. */
-VF_INLINE void attend_tile(const int R, struct chunk *c, size_t t0, const void *v, int32_t key0,
-                           size_t n_keys, float *s)
-{
-    uint32_t weight[ATTN_R * P / UNIT] __attribute__((aligned(64)));
-    float page_max[VL] __attribute__((aligned(64)));
-    vf top[8];
-    struct share by;
-    if (chunk_sees(c, t0, key0) == P && chunk_skips(c, t0 + (size_t)R - 1, key0) == 0) {
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++)
-            top[r] = seen_row(c, t0 + (size_t)r, key0, true, s + r * P);
-    } else {
-        for (int r = 0; r < R; r++)
-            top[r] = seen_row(c, t0 + (size_t)r, key0, false, s + r * P);
-    }
-#pragma GCC unroll 8
-    for (int r = R; r < 8; r++)
-        top[r] = top[0];
-    /* Of what sees none a number less than all others. */
-    const vf max = vf_max(vf_tops(top), vf_set1(-0x1p127f));
-    vf_store(page_max, max);
-    shares(c->m + t0, max, R, &by);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++) {
-        float *l = c->l + (t0 + (size_t)r) * VL;
-        const vf sum = weights_row(c, s + r * P, page_max[r], weight + r * P / UNIT);
-        vf_store(l, vf_fma(sum, vf_set1(by.page[r]), vf_mul(vf_load(l), vf_set1(by.old[r]))));
-    }
-    const uint32_t *word = head_of(v).word;
-    float *o = c->o + t0 * c->Kp;
-    size_t d = 0;
-    for (; d + ATTN_NV * VL <= c->K; d += ATTN_NV * VL)
-        weigh(R, ATTN_NV, weight, word + d, c->K, n_keys, &by, o + d, c->Kp, 0);
-    for (; d + VL <= c->K; d += VL)
-        weigh(R, 1, weight, word + d, c->K, n_keys, &by, o + d, c->Kp, 0);
-    if (d < c->K) weigh(R, 1, weight, word + d, c->K, n_keys, &by, o + d, c->Kp, c->K - d);
-}
+#include "kernels/cpu/simd/whole_tile.h"
 
 #include "kernels/cpu/simd/attn_tile.h"
 

@@ -75,9 +75,9 @@ VF_INLINE vf vf_below(vf a, vf b, int n)
 VF_INLINE vf vf_scale2(vf p, vf n, vf x)
 {
     vf dead = _mm256_cmp_ps(x, vf_set1(-126.0f), _CMP_LT_OQ);
-    __m256i e = _mm256_cvtps_epi32(_mm256_max_ps(n, vf_set1(-126.0f)));
-    e = _mm256_slli_epi32(_mm256_add_epi32(e, _mm256_set1_epi32(127)), 23);
-    return _mm256_andnot_ps(dead, _mm256_mul_ps(p, _mm256_castsi256_ps(e)));
+    __m256i e = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
+    e = _mm256_add_epi32(_mm256_castps_si256(p), e); /* 2^x, x >= -126, is normal */
+    return _mm256_andnot_ps(dead, _mm256_castsi256_ps(e));
 }
 VF_INLINE float vf_hmax(vf v)
 {
@@ -150,22 +150,27 @@ VF_INLINE vf vf_tops(const vf x[8])
 }
 #endif
 
-/* 2^r for |r| <= 1/2. */
-VF_INLINE vf vf_poly2(vf r)
+/* by * 2^r for |r| <= 1/2. */
+VF_INLINE vf vf_poly2(const float by, vf r)
 {
-    vf p = vf_set1(1.535336188319500e-4f);
-    p = vf_fma(p, r, vf_set1(1.339887440266574e-3f));
-    p = vf_fma(p, r, vf_set1(9.618437357674640e-3f));
-    p = vf_fma(p, r, vf_set1(5.550332471162809e-2f));
-    p = vf_fma(p, r, vf_set1(2.402264791363012e-1f));
-    p = vf_fma(p, r, vf_set1(6.931472028550421e-1f));
-    return vf_fma(p, r, vf_set1(1.0f));
+    vf p = vf_set1(by * 1.535336188319500e-4f);
+    p = vf_fma(p, r, vf_set1(by * 1.339887440266574e-3f));
+    p = vf_fma(p, r, vf_set1(by * 9.618437357674640e-3f));
+    p = vf_fma(p, r, vf_set1(by * 5.550332471162809e-2f));
+    p = vf_fma(p, r, vf_set1(by * 2.402264791363012e-1f));
+    p = vf_fma(p, r, vf_set1(by * 6.931472028550421e-1f));
+    return vf_fma(p, r, vf_set1(by));
+}
+/* by * 2^x, x <= 127, less what `by` is more than 1. */
+VF_INLINE vf vf_times_exp2(const float by, vf x)
+{
+    vf n = vf_round(x);
+    return vf_scale2(vf_poly2(by, vf_sub(x, n)), n, x);
 }
 /* 2^x, x <= 127. */
 VF_INLINE vf vf_exp2(vf x)
 {
-    vf n = vf_round(x);
-    return vf_scale2(vf_poly2(vf_sub(x, n)), n, x);
+    return vf_times_exp2(1, x);
 }
 /* e^x, clamped to normal f32; the product with log2(e) is split: the error grows not with |x|. */
 VF_INLINE vf vf_exp(vf x)
@@ -175,7 +180,7 @@ VF_INLINE vf vf_exp(vf x)
     vf n = vf_round(vf_mul(x, vf_set1(l2e)));
     vf r = vf_fma(n, vf_set1(-0.693359375f), x);
     r = vf_fma(n, vf_set1(2.12194440e-4f), r);
-    return vf_scale2(vf_poly2(vf_mul(r, vf_set1(l2e))), n, n);
+    return vf_scale2(vf_poly2(1, vf_mul(r, vf_set1(l2e))), n, n);
 }
 
 #endif

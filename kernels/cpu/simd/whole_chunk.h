@@ -5,6 +5,8 @@
 
 #include "kernels/cpu/simd/whole_pages.h"
 
+enum { ATTN_R = 6 }; /* rows of a tile */
+
 struct chunk {
     const struct kn_attn_args *a;
     size_t value, head; /* bytes in a page: of a value, of a head's K or V */
@@ -23,9 +25,10 @@ struct chunk {
     float *k_step;    /* [P] */
     float *v_log;     /* [P] log2 of the page's steps of V, */
     float *v_inverse; /* [P] and one by them */
-    uint32_t *q;      /* [n * group, words] */
+    uint32_t *q;      /* [tiles, words, ATTN_R] */
 };
 
+#define chunk_exp2(x) times_exp2(1, x)
 #include "kernels/cpu/simd/attn_chunk.h"
 
 static const void *open_k(const struct chunk *c, size_t page)
@@ -54,10 +57,16 @@ static size_t whole_vectors(size_t n)
     return (n + VL - 1) / VL * VL;
 }
 
+/* Rows of whole tiles. */
+static size_t tile_rows(size_t rows)
+{
+    return (rows + ATTN_R - 1) / ATTN_R * ATTN_R;
+}
+
 static size_t attn_scratch(size_t group, size_t K, bool q8)
 {
-    const size_t Kp = whole_vectors(K);
-    return chunk_rows(group) * group * (Kp / UNIT + Kp + VL + 3) + 3 * P + Kp;
+    const size_t Kp = whole_vectors(K), rows = chunk_rows(group) * group;
+    return rows * (Kp + VL + 3) + tile_rows(rows) * Kp / UNIT + 3 * P + Kp;
 }
 
 static struct chunk chunk_init(const struct kn_attn_job *j)
@@ -75,7 +84,7 @@ static struct chunk chunk_init(const struct kn_attn_job *j)
     c.o = c.turned + c.Kp;
     c.l = c.o + rows * c.Kp;
     c.q = (uint32_t *)(c.l + rows * VL);
-    c.m = (float *)(c.q + rows * c.words);
+    c.m = (float *)(c.q + tile_rows(rows) * c.words);
     c.step = c.m + rows;
     c.zero = (int32_t *)(c.step + rows);
     return c;
@@ -86,10 +95,13 @@ static void chunk_pack(struct chunk *c)
     const struct kn_attn_args *a = c->a;
     for (size_t t = 0; t < c->n * c->group; t++) {
         const float *q = a->q + (c->row0 + t / c->group) * a->ldq + chunk_head(c, t) * c->K;
-        uint32_t *to = c->q + t * c->words;
-        const float step = round_row(turn_head(q, c->K, c->turned), c->K, dims_most(c->K), to);
+        uint32_t row[PAGE8_K_MAX / UNIT + VL];
+        const float step = round_row(turn_head(q, c->K, c->turned), c->K, dims_most(c->K), row);
         c->step[t] = step * a->scale * LOG2_E;
-        c->zero[t] = -zero_sum(to, c->words);
+        c->zero[t] = -zero_sum(row, c->words);
+        uint32_t *to = c->q + t / ATTN_R * ATTN_R * c->words + t % ATTN_R;
+        for (size_t u = 0; u < c->words; u++)
+            to[u * ATTN_R] = row[u];
     }
 }
 
