@@ -230,6 +230,33 @@ TEST(beside_weights_in_8_bits_pages_are_what_attention_multiplies)
     }
 }
 
+/* A step takes as long for any number of threads, and what is multiplied faster has longer ones. */
+TEST(steps_are_as_long_as_the_threads_are_fast)
+{
+    static const struct {
+        const char *isa, *gemm;
+        enum kn_weights weights;
+        double each;
+    } as[] = {
+        {"portable", "own-f32", KN_WEIGHTS_AUTO, 4e9}, {"avx2", "own-f32", KN_WEIGHTS_AUTO, 4e9},
+        {"avx2", "own-int16", KN_WEIGHTS_AUTO, 4e9},   {"avx512", "own-f32", KN_WEIGHTS_AUTO, 4e9},
+        {"avx512", "own-int16", KN_WEIGHTS_AUTO, 8e9}, {"avx512", "own-bf16", KN_WEIGHTS_AUTO, 8e9},
+        {"avx512", "own-f32", KN_WEIGHTS_INT8, 8e9},   {"amx", "own-bf16", KN_WEIGHTS_AUTO, 16e9},
+        {"amx", "own-bf16", KN_WEIGHTS_INT8, 16e9}};
+    for (size_t i = 0; i < sizeof as / sizeof *as; i++)
+        for (unsigned threads = 1; threads <= 64; threads *= 4) {
+            const struct kn_dev_opts o = {.isa = as[i].isa,
+                                          .gemm = as[i].gemm,
+                                          .weights = as[i].weights,
+                                          .n_threads = threads};
+            struct kn_dev *d;
+            struct err e;
+            if (kn_dev_create(&o, &d, &e) < 0) break;
+            ASSERT_TRUE(kn_info(d)->step_flops == as[i].each * threads);
+            kn_dev_destroy(d);
+        }
+}
+
 TEST(without_bf16_start_up_chooses_f32_or_int16)
 {
     static const char *const isas[] = {"portable", "avx2", "avx512"};
