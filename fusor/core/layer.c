@@ -414,12 +414,12 @@ int fus_phase_b(struct fus_phase *p, size_t row0, size_t m)
     return r < 0 || !mixes ? r : kn_wide(d, m, p->cancel, block_mixture, &s);
 }
 
-/* A step of 20 to 40 ms (chosen: 8 GFLOP for two threads by f32, four times that by AMX) lets queued
- * work be cancelled and decodes go on within 50 ms, and shorter ones lose more: threads wait for
- * each other at the end of each section, and under 256 rows products do worse. A GPU has 500 times
- * the rate: 4 TFLOP, as long as what the rows' widest product gives stays below 512 MiB, and under
- * 1024 rows products would read weights for longer than they compute. So a layer of 3000 tokens is
- * one step there; cut like on a CPU it would be twelve, each of them waited for. */
+/* A step of 20 to 40 ms (chosen: 8 GFLOP for two threads by f32, four times that by AMX) lets
+ * queued work be cancelled and decodes go on within 50 ms; shorter ones lose more, as threads wait
+ * for each other at the end of each section, and under 256 rows products do worse. A GPU has 500
+ * times the rate: 4 TFLOP, as long as what the rows' widest product gives stays below 512 MiB, and
+ * under 1024 rows products would read weights for longer than they compute. So a layer of 3000
+ * tokens is one step there; cut like on a CPU it would be twelve, each of them waited for. */
 size_t fus_slice_rows(const struct fus_core *c, size_t n_keys)
 {
     const struct model_cfg *g = &c->cfg;
