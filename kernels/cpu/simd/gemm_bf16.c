@@ -4,6 +4,7 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/pairs.h"
 #include "kernels/cpu/simd/amx.h"
+#include "kernels/cpu/simd/codes_pairs.h"
 
 typedef uint32_t elem; /* two bf16, the lower k in the lower half */
 typedef __m512i tile_b;
@@ -33,7 +34,8 @@ static void tile_copy_a(elem *dst, const float *row, size_t k, size_t k0, size_t
 static void tile_unpack(const struct codes_form *f, const uint8_t *panel, size_t k0, size_t kc,
                         size_t k, elem *out)
 {
-    enum { NR = TILE_NV * VL, PAIRS = CODES_STEP / 2 };
+    enum { PAIRS = CODES_STEP / 2 };
+    if (kc % PAIRS == 0 && codes_pairs(f, panel, 2 * k0, 2 * kc, out)) return;
     float x[CODES_STEP * NR] __attribute__((aligned(64)));
     for (size_t i = 0, n; i < kc; i += n) {
         n = kc - i < PAIRS ? kc - i : PAIRS;

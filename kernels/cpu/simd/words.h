@@ -1,12 +1,10 @@
 /* words: a piece of a weight for AMX, unpacked part by part, included by gemm_words.h.
  *
- * Of 4 bits a part is a word of each of sixteen columns, straight to pairs of bf16; of all else a
- * whole step is unpacked with its first part; what is packed already is prefetched. Values are
- * those of codes.c, rounded as tile_unpack() does. Thread: any. */
+ * Of 4 bits a part is a word of each of sixteen columns, straight to pairs (codes_pairs.h); of all
+ * else a whole step is unpacked with its first part; what is packed already is prefetched. Thread:
+ * any. */
 #ifndef KERNELS_CPU_SIMD_WORDS_H
 #define KERNELS_CPU_SIMD_WORDS_H
-
-#include "kernels/cpu/simd/codes_step.h"
 
 enum { WORDS_PARTS = 8 }; /* of a step */
 
@@ -47,22 +45,6 @@ static void words_unpack(const struct kn_gemm_job *j, const struct words_piece *
     memset(to + n * TILE_NR, 0, (AMX_UNITS - n) * TILE_NR * sizeof *to);
 }
 
-/* Word `word` of the columns of vector v: a pair of each quarter of a step. */
-VF_INLINE void words_word(const struct codes_form f, const struct words_piece *w, size_t v,
-                          size_t word)
-{
-    const meaning of = meaning_of(f);
-    const words x = words_load(w->codes + w->at.codes + (v * 4 + word) * VL * 4);
-    elem *to = w->step + word * TILE_NR + v * VL;
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; j++) {
-        const vf d = w->s.d[j / 2], m = w->s.m[j / 2];
-        const vf lo = value(f, nibble(0, x, j, of), d, m);
-        const vf hi = value(f, nibble(0, x, j + 4, of), d, m);
-        _mm512_storeu_si512(to + (size_t)j * 4 * TILE_NR, bf16_pairs(lo, hi));
-    }
-}
-
 static void words_fetch(struct words_piece *w)
 {
     enum { BYTES = AMX_UNITS * TILE_NR * sizeof(elem) / WORDS_PARTS };
@@ -87,7 +69,8 @@ VF_INLINE void words_codes(const struct codes_form f, const struct kn_gemm_job *
         w->step = w->to + unit * TILE_NR;
     }
     if (part % 4 == 0) step_scales(f, w->codes, w->at, part / 4, &w->s);
-    words_word(f, w, part / 4, part % 4);
+    pairs_word(f, w->codes + w->at.codes + part * VL * 4, &w->s,
+               w->step + part % 4 * TILE_NR + part / 4 * VL);
 }
 
 static void words_part(const struct kn_gemm_job *j, struct words_piece *w)
