@@ -414,7 +414,7 @@ int fus_phase_b(struct fus_phase *p, size_t row0, size_t m)
     return r < 0 || !mixes ? r : kn_wide(d, m, p->cancel, block_mixture, &s);
 }
 
-/* A step of 20 to 40 ms (chosen: 8 GFLOP for two threads by f32, four times that by AMX) lets
+/* A step of 10 to 40 ms (chosen: 8 GFLOP for two threads by f32, four times that by AMX) lets
  * queued work be cancelled and decodes go on within 50 ms; shorter ones lose more, as threads wait
  * for each other at the end of each section, and under 256 rows products do worse. A GPU has 500
  * times the rate: 4 TFLOP, as long as what the rows' widest product gives stays below 512 MiB, and

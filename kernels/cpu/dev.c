@@ -71,7 +71,7 @@ const struct kn_attn_ops *kn_cpu_attn_ops(const struct kn_dev *d)
     return whole && d->int16 && !d->kv_q8 ? &d->int16->attn : &d->simd->attn;
 }
 
-/* What a thread does in 20 to 40 ms, as measured on two of them; as many do that in this time, so
+/* What a thread does in 10 to 40 ms, as measured on two of them; as many do that in this time, so
  * that threads wait for each other at the end of few sections. */
 static double step_flops(const struct kn_dev *d)
 {
