@@ -161,7 +161,7 @@ VF_INLINE vf vf_poly2(const float by, vf r)
     p = vf_fma(p, r, vf_set1(by * 6.931472028550421e-1f));
     return vf_fma(p, r, vf_set1(by));
 }
-/* by * 2^x, x <= 127, less what `by` is more than 1. */
+/* by * 2^x, below 2^128, by >= 1; 0 where x is below -126. */
 VF_INLINE vf vf_times_exp2(const float by, vf x)
 {
     vf n = vf_round(x);

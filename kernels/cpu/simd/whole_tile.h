@@ -24,8 +24,7 @@ VF_INLINE void tile_top(const int R, struct chunk *c, struct tile *t, vf top[8])
     shares(c->m + t->t0, max, R, &t->by);
 }
 
-/* Scores of row r become weights. A call: around it the compiler keeps no more than it needs in
- * registers, which products fill. */
+/* Scores of row r become weights. Never inlined: its values would take registers from products. */
 static __attribute__((noinline)) void tile_row(const struct chunk *c, const struct tile *t,
                                                size_t r)
 {
