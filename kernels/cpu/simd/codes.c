@@ -39,6 +39,7 @@ VF_INLINE void steps(const struct codes_form f, const uint8_t *panel, size_t k0,
     const struct kn_layout l = kn_layout(&f, NR);
     for (size_t i = k0 / CODES_STEP; i < (k0 + kc) / CODES_STEP; i++, out += CODES_STEP * NR) {
         const struct kn_step at = kn_step_at(&l, i);
+        step_ahead(&l, panel, i);
         struct scales s[NV];
 #pragma GCC unroll 2
         for (size_t v = 0; v < NV; v++)

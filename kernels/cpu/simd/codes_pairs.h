@@ -25,6 +25,7 @@ VF_INLINE void pairs_steps(const struct codes_form f, const uint8_t *panel, size
     const struct kn_layout l = kn_layout(&f, NR);
     for (size_t k = k0; k < k0 + kc; k += CODES_STEP, to += CODES_STEP / 2 * NR) {
         const struct kn_step at = kn_step_at(&l, k / CODES_STEP);
+        step_ahead(&l, panel, k / CODES_STEP);
 #pragma GCC unroll 1
         for (size_t v = 0; v < NV; v++) {
             struct scales s;

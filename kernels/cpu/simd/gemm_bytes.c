@@ -89,6 +89,7 @@ VF_INLINE void open_narrow(const struct codes_form f, const uint8_t *panel, size
     const __m256i low = _mm256_set1_epi8(15);
     for (size_t i = step0; i < step0 + n; i++, to++) {
         const struct kn_step at = kn_step_at(&l, i);
+        step_ahead(&l, panel, i);
 #pragma GCC unroll 2
         for (size_t v = 0; v < NV; v++) {
             struct scales s;

@@ -10,9 +10,8 @@
 #include "kernels/cpu/simd/codes_tile.h"
 
 enum {
-    CELLS = 256,     /* dwords of a tile */
-    HALVES_MAX = 4,  /* of panels, multiplied together */
-    STEPS_AHEAD = 8, /* chosen: fetched while some 500 cycles are spent on one */
+    CELLS = 256,    /* dwords of a tile */
+    HALVES_MAX = 4, /* of panels, multiplied together */
 };
 
 /* Of n tiles of rows: half h of a step by tile r is added to sum h * n + r. Then which tiles hold
@@ -90,9 +89,7 @@ VF_INLINE void codes_sum(const struct codes_form f, const struct kn_gemm_job *j,
             /* Of the panels that come next, where these end. */
             const size_t skip =
                 s + STEPS_AHEAD >= steps && n_halves == HALVES_MAX ? panel_bytes : 0;
-            const uint8_t *next = panel + (s + STEPS_AHEAD) * l.unit / l.steps + skip;
-            for (size_t i = 0; (half + h) % 2 == 0 && i < l.step; i += 64)
-                __builtin_prefetch(next + i);
+            if ((half + h) % 2 == 0) step_ahead(&l, panel + skip, s);
             codes_half_step(f, h,
                             (struct half_step){panel, (half + h) % 2, s, n_rows, stride,
                                                w[(s + 1) % 2] + h * CELLS, x - CELLS,

@@ -16,7 +16,6 @@ enum {
     TOP = 127 * 256 + 127, /* the largest number: both of its bytes are signed */
     FEW = KN_ROWS16_FEW,   /* rows together */
     SUMS = 16,             /* rows that go through a panel together; chosen: 2 KiB of sums */
-    STEPS_AHEAD = 8,       /* chosen */
     ZERO = KN_SIMD == 128 ? 0 : 128, /* of numbers of 8 bits: without a sign on x86 */
     BYTES_ZERO = (int)(ZERO * 0x01010101u),
     EVEN = 0x00ff00ff, /* bytes */
@@ -313,14 +312,6 @@ VF_INLINE void open_units(const struct codes_form f, const uint8_t *panel, struc
         open_nibbles(f, panel + at.codes, v0, to);
 }
 
-/* For a step to come, of this panel or the one behind it. */
-VF_INLINE void ask_ahead(const struct kn_layout *l, const uint8_t *panel, size_t step)
-{
-    const uint8_t *next = panel + (step + STEPS_AHEAD) * l->unit / l->steps;
-    for (size_t line = 0; line < l->step; line += 64)
-        __builtin_prefetch(next + line);
-}
-
 #define ROWS_CASE(rows)                                                                            \
     case rows:                                                                                     \
         step_rows(rows, n_scales, a, i, row + r, &b, at + r * NR);                                 \
@@ -332,7 +323,7 @@ VF_INLINE void panel_rows(const struct codes_form f, const uint8_t *panel,
     const struct kn_layout l = kn_layout(&f, NR);
     const int n_scales = kn_codes_by_half(&f) ? 2 : 1;
     for (size_t i = 0; i < a->steps; i++) {
-        ask_ahead(&l, panel, i);
+        step_ahead(&l, panel, i);
 #pragma GCC unroll 2
         for (size_t v = 0; v < NV; v += TOGETHER) {
             struct units b;
@@ -436,7 +427,7 @@ VF_INLINE void panel_tiles(const struct codes_form f, const uint8_t *panel,
     int32_t cells[2][NV][TILES][CELLS] __attribute__((aligned(64)));
     for (size_t i = 0; i < a->steps + ADD; i++) {
         if (i < a->steps) {
-            ask_ahead(&l, panel, i);
+            step_ahead(&l, panel, i);
             tiles_unpack(f, panel, kn_step_at(&l, i), &b[i % 4]);
         }
         if (i >= STORE && i - STORE < a->steps) tiles_store(two, cells[i % 2]);
