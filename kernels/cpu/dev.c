@@ -84,6 +84,15 @@ static double step_flops(const struct kn_dev *d)
     return each * d->head.info.n_threads;
 }
 
+/* Where rows are shared out each thread unpacks all weights for its own, where columns are each a
+ * part of them: measured, until 256 rows are a thread's. Tiles take no more than a block of pairs;
+ * what has weights in 8 bits unpacks none. */
+static size_t wide_rows_large(const struct kn_dev *d)
+{
+    if (d->int8) return d->head.info.wide_rows_max;
+    return kn_cpu_tiles(d) ? KN_PAIRS_ROWS : 256 * (size_t)d->head.info.n_threads;
+}
+
 /* What hangs on the choice of the GEMM. */
 static void settle_info(struct kn_dev *d)
 {
@@ -91,10 +100,7 @@ static void settle_info(struct kn_dev *d)
     const enum kn_dtype kv = d->kv_q8 ? KN_Q8 : kn_cpu_attn_ops(d)->type;
     d->head.info.kv = kv;
     d->head.info.kv_value_bytes = kv == KN_Q8 ? 1 : kv == KN_F32 ? 4 : 2;
-    /* Tiles are through with so many rows before codes are unpacked: all threads do that together
-     * then. */
-    d->head.info.wide_rows_large =
-        kn_cpu_tiles(d) && !d->int8 ? KN_PAIRS_ROWS : d->head.info.wide_rows_max;
+    d->head.info.wide_rows_large = wide_rows_large(d);
     d->head.info.step_flops = step_flops(d);
 }
 

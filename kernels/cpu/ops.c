@@ -427,17 +427,19 @@ static int deviation(struct kn_stream *st, const float *a, size_t lda, const int
     return 0;
 }
 
-/* Rows of an item; chosen: a third of a chunk's rows at 3 heads a group, balances few KV heads. */
-enum { ATTN_STEP = 16 };
-
-static size_t attn_step(const struct kn_attn_args *a) /* rows of an item */
+/* Rows of an item: about six items a thread, as many as blocks of uneven rows (pool.c), since each
+ * reads the pages it sees once more; whole tiles. */
+static size_t attn_step(const struct kn_stream *st, const struct kn_attn_args *a)
 {
-    return a->kv->each ? 1 : ATTN_STEP;
+    enum { ITEMS = 6, TILE = 16 };
+    if (a->kv->each) return 1;
+    const size_t pieces = (ITEMS * st->dev->head.info.n_threads + a->kv->G - 1) / a->kv->G;
+    return ((a->m + pieces - 1) / pieces + TILE - 1) / TILE * TILE;
 }
 
-static size_t attn_pieces(const struct kn_attn_args *a)
+static size_t attn_pieces(const struct kn_stream *st, const struct kn_attn_args *a)
 {
-    return (a->m + attn_step(a) - 1) / attn_step(a);
+    return (a->m + attn_step(st, a) - 1) / attn_step(st, a);
 }
 
 /* Its scratch is NULL where there is no memory. */
@@ -476,7 +478,8 @@ static int attn_item(struct kn_stream *st, void *arg, size_t item)
     const struct kn_attn_args *a = arg;
     const unsigned g = (unsigned)(item % a->kv->G);
     /* Later rows first, as in kn_rows(). */
-    const size_t step = attn_step(a), row0 = (attn_pieces(a) - 1 - item / a->kv->G) * step;
+    const size_t step = attn_step(st, a);
+    const size_t row0 = (attn_pieces(st, a) - 1 - item / a->kv->G) * step;
     return attn_rows(st, a, row0, a->m - row0 < step ? a->m - row0 : step, g, g + 1);
 }
 
@@ -499,7 +502,7 @@ static int attend(struct kn_stream *st, const struct kn_attn_args *a)
 {
     int r = a->to.rope ? -ENOTSUP : attn_check(a);
     if (r < 0) return r;
-    if (st->wide) return kn_par(st, attn_pieces(a) * a->kv->G, attn_item, (void *)(uintptr_t)a);
+    if (st->wide) return kn_par(st, attn_pieces(st, a) * a->kv->G, attn_item, (void *)(uintptr_t)a);
     const size_t step = a->kv->each ? 1 : a->m;
     for (size_t i = 0; r == 0 && i < a->m; i += step)
         r = attn_rows(st, a, i, step, 0, a->kv->G);

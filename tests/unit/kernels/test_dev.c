@@ -257,6 +257,34 @@ TEST(steps_are_as_long_as_the_threads_are_fast)
         }
 }
 
+/* Of large weights: where they are unpacked, until 256 rows are a thread's. */
+TEST(few_rows_share_columns)
+{
+    static const struct {
+        const char *isa, *gemm;
+        enum kn_weights weights;
+        size_t rows, each;
+    } as[] = {{"portable", "own-f32", KN_WEIGHTS_AUTO, 0, 256},
+              {"avx2", "own-int16", KN_WEIGHTS_AUTO, 0, 256},
+              {"avx512", "own-bf16", KN_WEIGHTS_AUTO, 0, 256},
+              {"avx512", "own-f32", KN_WEIGHTS_INT8, 48, 0},
+              {"amx", "own-bf16", KN_WEIGHTS_AUTO, 512, 0},
+              {"amx", "own-bf16", KN_WEIGHTS_INT8, 48, 0}};
+    for (size_t i = 0; i < sizeof as / sizeof *as; i++)
+        for (unsigned threads = 1; threads <= 16; threads *= 4) {
+            const struct kn_dev_opts o = {.isa = as[i].isa,
+                                          .gemm = as[i].gemm,
+                                          .weights = as[i].weights,
+                                          .n_threads = threads};
+            struct kn_dev *d;
+            struct err e;
+            if (kn_dev_create(&o, &d, &e) < 0) break;
+            ASSERT_EQ(kn_info(d)->wide_rows_max, 48);
+            ASSERT_EQ(kn_info(d)->wide_rows_large, as[i].rows + as[i].each * threads);
+            kn_dev_destroy(d);
+        }
+}
+
 TEST(without_bf16_start_up_chooses_f32_or_int16)
 {
     static const char *const isas[] = {"portable", "avx2", "avx512"};
