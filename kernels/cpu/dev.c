@@ -86,10 +86,10 @@ static double step_flops(const struct kn_dev *d)
 
 /* Where rows are shared out each thread unpacks all weights for its own, where columns are each a
  * part of them: measured, until 256 rows are a thread's. Tiles take no more than a block of pairs;
- * what has weights in 8 bits unpacks none. */
+ * weights that were rounded to 8 bits at the start need no unpacking. */
 static size_t wide_rows_large(const struct kn_dev *d)
 {
-    if (d->int8) return d->head.info.wide_rows_max;
+    if (d->int8 && !d->bytes) return d->head.info.wide_rows_max;
     return kn_cpu_tiles(d) ? KN_PAIRS_ROWS : 256 * (size_t)d->head.info.n_threads;
 }
 
