@@ -369,3 +369,11 @@ TEST(weights_take_the_memory_that_they_take_in_f32)
     }
     kn_dev_destroy(d[0]), kn_dev_destroy(d[1]);
 }
+
+/* Codes are unpacked here, so rows of large weights share columns as in other arithmetics. */
+TEST(rows_share_columns)
+{
+    struct kn_dev *d = bytes_dev(2);
+    ASSERT_EQ(kn_info(d)->wide_rows_large, 512);
+    kn_dev_destroy(d);
+}

@@ -230,19 +230,24 @@ TEST(beside_weights_in_8_bits_pages_are_what_attention_multiplies)
     }
 }
 
-/* A step takes as long for any number of threads, and what is multiplied faster has longer ones. */
-TEST(steps_are_as_long_as_the_threads_are_fast)
+/* A step takes as long for any number of threads, and what is multiplied faster has longer ones.
+ * Rows of large weights share columns where these are unpacked, until 256 are a thread's. */
+TEST(steps_and_rows_that_share_columns_grow_with_threads)
 {
     static const struct {
         const char *isa, *gemm;
         enum kn_weights weights;
-        double each;
-    } as[] = {
-        {"portable", "own-f32", KN_WEIGHTS_AUTO, 4e9}, {"avx2", "own-f32", KN_WEIGHTS_AUTO, 4e9},
-        {"avx2", "own-int16", KN_WEIGHTS_AUTO, 4e9},   {"avx512", "own-f32", KN_WEIGHTS_AUTO, 4e9},
-        {"avx512", "own-int16", KN_WEIGHTS_AUTO, 8e9}, {"avx512", "own-bf16", KN_WEIGHTS_AUTO, 8e9},
-        {"avx512", "own-f32", KN_WEIGHTS_INT8, 8e9},   {"amx", "own-bf16", KN_WEIGHTS_AUTO, 16e9},
-        {"amx", "own-bf16", KN_WEIGHTS_INT8, 16e9}};
+        double step;        /* a thread's */
+        size_t rows, share; /* together: so many, and so many for each thread */
+    } as[] = {{"portable", "own-f32", KN_WEIGHTS_AUTO, 4e9, 0, 256},
+              {"avx2", "own-f32", KN_WEIGHTS_AUTO, 4e9, 0, 256},
+              {"avx2", "own-int16", KN_WEIGHTS_AUTO, 4e9, 0, 256},
+              {"avx512", "own-f32", KN_WEIGHTS_AUTO, 4e9, 0, 256},
+              {"avx512", "own-int16", KN_WEIGHTS_AUTO, 8e9, 0, 256},
+              {"avx512", "own-bf16", KN_WEIGHTS_AUTO, 8e9, 0, 256},
+              {"avx512", "own-f32", KN_WEIGHTS_INT8, 8e9, 48, 0},
+              {"amx", "own-bf16", KN_WEIGHTS_AUTO, 16e9, 512, 0},
+              {"amx", "own-bf16", KN_WEIGHTS_INT8, 16e9, 48, 0}};
     for (size_t i = 0; i < sizeof as / sizeof *as; i++)
         for (unsigned threads = 1; threads <= 64; threads *= 4) {
             const struct kn_dev_opts o = {.isa = as[i].isa,
@@ -252,35 +257,9 @@ TEST(steps_are_as_long_as_the_threads_are_fast)
             struct kn_dev *d;
             struct err e;
             if (kn_dev_create(&o, &d, &e) < 0) break;
-            ASSERT_TRUE(kn_info(d)->step_flops == as[i].each * threads);
-            kn_dev_destroy(d);
-        }
-}
-
-/* Of large weights: where they are unpacked, until 256 rows are a thread's. */
-TEST(few_rows_share_columns)
-{
-    static const struct {
-        const char *isa, *gemm;
-        enum kn_weights weights;
-        size_t rows, each;
-    } as[] = {{"portable", "own-f32", KN_WEIGHTS_AUTO, 0, 256},
-              {"avx2", "own-int16", KN_WEIGHTS_AUTO, 0, 256},
-              {"avx512", "own-bf16", KN_WEIGHTS_AUTO, 0, 256},
-              {"avx512", "own-f32", KN_WEIGHTS_INT8, 48, 0},
-              {"amx", "own-bf16", KN_WEIGHTS_AUTO, 512, 0},
-              {"amx", "own-bf16", KN_WEIGHTS_INT8, 48, 0}};
-    for (size_t i = 0; i < sizeof as / sizeof *as; i++)
-        for (unsigned threads = 1; threads <= 16; threads *= 4) {
-            const struct kn_dev_opts o = {.isa = as[i].isa,
-                                          .gemm = as[i].gemm,
-                                          .weights = as[i].weights,
-                                          .n_threads = threads};
-            struct kn_dev *d;
-            struct err e;
-            if (kn_dev_create(&o, &d, &e) < 0) break;
+            ASSERT_TRUE(kn_info(d)->step_flops == as[i].step * threads);
             ASSERT_EQ(kn_info(d)->wide_rows_max, 48);
-            ASSERT_EQ(kn_info(d)->wide_rows_large, as[i].rows + as[i].each * threads);
+            ASSERT_EQ(kn_info(d)->wide_rows_large, as[i].rows + as[i].share * threads);
             kn_dev_destroy(d);
         }
 }
