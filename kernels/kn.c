@@ -215,6 +215,11 @@ int kn_mat_rows(struct kn_mat *w, size_t row0, size_t n, struct kn_mat **ret_mat
     return row0 < all && n > 0 && n <= all - row0 ? gpu->mat_rows(w, row0, n, ret_mat) : -EINVAL;
 }
 
+bool kn_mat_rough(const struct kn_mat *w)
+{
+    return mat_ops(w)->mat->rough && mat_ops(w)->mat->rough(w);
+}
+
 void kn_mat_inner(struct kn_mat *w)
 {
     ((struct kn_mat_head *)w)->inner = true;
@@ -252,6 +257,11 @@ int kn_rows_uneven(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, k
 int kn_wide(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn, void *arg)
 {
     return n_rows ? dev_ops(d)->run->wide(d, n_rows, cancel, fn, arg) : 0;
+}
+
+void kn_rough(struct kn_dev *d, bool on)
+{
+    if (dev_ops(d)->run->rough) dev_ops(d)->run->rough(d, on);
 }
 
 int kn_replay(struct kn_dev *d, uint64_t key, size_t n_rows, const atomic_bool *cancel,

@@ -221,6 +221,7 @@ int kn_mat_split(struct kn_mat *w, enum kn_split how, const size_t *part, size_t
 int kn_mat_done(struct kn_mat *w); /* all rows filled: ready for use */
 void kn_mat_destroy(struct kn_mat *w);
 size_t kn_mat_bytes(const struct kn_mat *w); /* memory that it takes */
+bool kn_mat_rough(const struct kn_mat *w);   /* there is a faster product for kn_rough() */
 
 /* ---- running ---- */
 typedef int (*kn_rows_fn)(struct kn_stream *st, void *arg, size_t row0, size_t n_rows);
@@ -234,6 +235,9 @@ int kn_rows_uneven(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, k
 /* Run fn once with all rows on a stream whose operations are themselves parallel inside (GEMMs by
  * output columns, attention by head): for few rows (decode, a short question). */
 int kn_wide(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn, void *arg);
+/* While on, products with weights of kn_mat_rough() round their rows to 8 bits: runs whose results
+ * only rank. */
+void kn_rough(struct kn_dev *d, bool on);
 /* While on, a GPU's runs return when their operations are queued: the host may not read, write or
  * free what they touch before the end of a run that is not deferred, which also says what went
  * wrong. A run that fails or is cancelled has waited. The CPU's runs are over in any case. */

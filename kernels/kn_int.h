@@ -31,11 +31,13 @@ struct kn_mat_ops {
     typeof(kn_mat_fill_codes) *fill_codes;
     typeof(kn_mat_create_f32) *create_f32;
     typeof(kn_mat_split) *split; /* NULL: nobody shares it */
+    typeof(kn_mat_rough) *rough; /* NULL: none */
 };
 
 struct kn_run_ops {
     typeof(kn_rows) *rows, *rows_uneven, *wide;
     typeof(kn_replay) *replay;
+    typeof(kn_rough) *rough; /* NULL: nothing is */
     /* Items of an operation that is spread over the threads, in a run of all rows at once (the
      * CPU's kn_par()); NULL: a device spreads its operations itself. */
     int (*par)(struct kn_stream *st, size_t n_items,

@@ -310,6 +310,16 @@ static size_t front_rows(const struct fus_prefill *f)
     return n;
 }
 
+/* Rows that only rank may be rounded, those that go on in the answer may not. So either none goes
+ * on, and those in front are computed twice, or none is rounded, which takes up to twice as long:
+ * chosen by which rows are fewer. */
+static void round_or_go_on(struct fus_prefill *f)
+{
+    const size_t front = front_rows(f);
+    f->rough = 3 * front < f->n_rows && kn_mat_rough(f->core->layer[0].o.w);
+    f->n_front = f->rough ? 0 : front;
+}
+
 /* Rows of this layer: [*ret, n_rows). */
 static size_t first_row(const struct fus_prefill *f)
 {
@@ -446,7 +456,7 @@ static int step_layer0(struct fus_prefill *f)
     if (!f->chooses || !f->how->pass) return begin_main(f);
     f->stage = STAGE_SCORE;
     r = rows_from_embeddings(f, false);
-    f->n_front = front_rows(f);
+    round_or_go_on(f);
     return r == 0 && f->how->pass == PASS_SIDE ? close_ranks(f) : r;
 }
 
@@ -722,12 +732,14 @@ static int step(struct fus_prefill *f)
 {
     int r = 0;
     if (f->plan.cancel && atomic_load(f->plan.cancel)) return -ECANCELED;
+    kn_rough(f->core->dev, f->stage == STAGE_SCORE && f->rough);
     if (f->stage == STAGE_LAYER0)
         r = step_layer0(f);
     else if (f->stage == STAGE_HEAD)
         r = step_head(f);
     else if (f->stage != STAGE_DONE)
         r = step_layer(f);
+    kn_rough(f->core->dev, false);
     if (r < 0) return r;
     return f->stage == STAGE_DONE ? 0 : 1;
 }

@@ -105,6 +105,7 @@ struct fus_prefill {
 
     size_t n_rows, n_reusable, n_at_built, n_missed, n_suffix;
     size_t n_front;       /* first rows, through with the layers that asked (front_rows()) */
+    bool rough;           /* what asks is rounded: kn_rough() */
     size_t n_sel;         /* selected */
     size_t n_rows_chosen; /* of them still rows */
     size_t budget;        /* tokens, the mean over the layers from the choice on */

@@ -126,6 +126,7 @@ struct kn_dev {
     char *cache_dir;
     char model[300];           /* info.model */
     bool replaying;            /* kn_replay(): few rows, whose time is that of reading weights */
+    bool rough;                /* kn_rough() */
     struct kn_stream *streams; /* [info.n_threads] */
     struct pool *pool;
     struct kn_slab *slab;  /* that new weights go to, or NULL */

@@ -233,6 +233,22 @@ static int mat_done(struct kn_mat *w)
     return 0;
 }
 
+/* Codes can be multiplied as they are, and not all has to be f32. */
+static bool has_rows16(const struct kn_mat *w)
+{
+    const struct kn_dev *d = w->dev;
+    const bool free = !d->forced && d->arith == KN_ARITH_AUTO && d->allow_bf16;
+    if (!d->rows16 || !w->coded || w->bytes) return false;
+    return (d->rows16->nibbles_only ? w->coded->nibbles : w->coded->all) &&
+           (free || d->gemm != GEMM_OWN_F32 || d->int8);
+}
+
+/* Tiles have more of a rate in bf16 than vectors in 8 bits; what is in those already stays. */
+static bool mat_rough(const struct kn_mat *w)
+{
+    return has_rows16(w) && !kn_cpu_tiles(w->dev) && !w->int8;
+}
+
 const struct kn_mat_ops kn_cpu_mat_ops = {.create = mat_create,
                                           .fill = mat_fill,
                                           .done = mat_done,
@@ -241,7 +257,8 @@ const struct kn_mat_ops kn_cpu_mat_ops = {.create = mat_create,
                                           .create_full = mat_create_full,
                                           .create_coded = mat_create_coded,
                                           .fill_codes = mat_fill_codes,
-                                          .create_f32 = mat_create_f32};
+                                          .create_f32 = mat_create_f32,
+                                          .rough = mat_rough};
 
 /* Products with weights of one shape; items are whole groups of a weight's panels. */
 struct gemm_par {
@@ -267,14 +284,17 @@ static bool by_rows8(const struct kn_mat *w)
     return w->bytes && w->coded ? w->coded->nibbles && !w->coded->by_half : w->int8 && !w->coded;
 }
 
-/* Decode steps where not all has to be f32: codes as they are. */
+/* Codes as they are: decode steps, and rows that are rounded to 8 bits. */
 static bool by_rows16(const struct kn_mat *w)
 {
-    const struct kn_dev *d = w->dev;
-    const bool free = !d->forced && d->arith == KN_ARITH_AUTO && d->allow_bf16;
-    if (!d->rows16 || !d->replaying || !w->coded || w->bytes) return false;
-    return (d->rows16->nibbles_only ? w->coded->nibbles : w->coded->all) &&
-           (free || d->gemm != GEMM_OWN_F32 || d->int8);
+    return w->dev->replaying ? has_rows16(w) : w->dev->rough && mat_rough(w);
+}
+
+static size_t place_rows16(const struct kn_gemm_args *a, char *at, struct kn_rows16 *ret)
+{
+    const size_t bytes = kn_rows16_place(a->w->coded, a->m, at, ret);
+    ret->bytes = !a->w->dev->replaying;
+    return bytes;
 }
 
 /* Of one product; 0: they stay f32, or are rounded elsewhere. */
@@ -282,7 +302,7 @@ static size_t rows_bytes(const struct kn_gemm_args *a)
 {
     struct kn_int8_rows rows8;
     struct kn_rows16 rows16;
-    if (by_rows16(a->w)) return kn_rows16_place(a->w->coded, a->m, NULL, &rows16);
+    if (by_rows16(a->w)) return place_rows16(a, NULL, &rows16);
     if (!by_rows8(a->w)) return 0;
     return a->w->bytes ? kn_bytes_size(a->m, a->w->k) : kn_int8_place(a->m, a->w->k, NULL, &rows8);
 }
@@ -306,7 +326,7 @@ static int rows_item(struct kn_stream *st, void *arg, size_t item)
     if (n == 0 || rows_bytes(a) == 0) return 0;
     if (by_rows16(a->w)) {
         struct kn_rows16 r;
-        (void)kn_rows16_place(a->w->coded, a->m, at, &r);
+        (void)place_rows16(a, at, &r);
         st->dev->rows16->round(a->a, a->lda, row, n, &r);
         return 0;
     }
@@ -498,8 +518,7 @@ static int gemm_item(struct kn_stream *st, void *arg, size_t item)
     const bool by8 = by_rows8(w), by16 = by_rows16(w), pairs = !by8 && by_pairs(w, a->m);
     const bool int16 = w->kind == GEMM_OWN_INT16 && !j.as_f32 && !by16;
     if (by16) {
-        char *at = rounded_at(g, item / g->n_items);
-        (void)kn_rows16_place(w->coded, a->m, at, &rows16);
+        (void)place_rows16(a, rounded_at(g, item / g->n_items), &rows16);
         j.rows16 = &rows16;
         j.coded = w->coded;
     } else if (by8 && w->bytes) {

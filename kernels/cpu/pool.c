@@ -322,8 +322,14 @@ static int run_replay(struct kn_dev *d, uint64_t key, size_t n_rows, const atomi
     return r;
 }
 
+static void set_rough(struct kn_dev *d, bool on)
+{
+    d->rough = on;
+}
+
 const struct kn_run_ops kn_cpu_run_ops = {.rows = run_rows,
                                           .rows_uneven = run_uneven,
                                           .wide = run_wide,
                                           .replay = run_replay,
+                                          .rough = set_rough,
                                           .par = spread};

@@ -1,5 +1,5 @@
 /* rows16: products of few rows by weights that stay what a file has: codes of 4 or 8 bits. For
- * decode steps wherever not all has to be f32.
+ * decode steps and kn_rough(), wherever not all has to be f32.
  *
  * A row is rounded to numbers of 16 bits, with one scale for each step of 32 values: a 32 639th of
  * its largest magnitude. Weights are q * D + M, each column with a D and an M of a step, or of
@@ -7,6 +7,8 @@
  * step (a half) are summed exactly, so nothing but the row is rounded:
  *   sum += (row's scale * sum of its numbers) * M, sum += (exact sum * D) * row's scale
  * in f32, one after another, from 0, bias or C on. So an output's bits depend on its own row alone.
+ * Rows of what only ranks (kn_rough()) are rounded to 8 bits, a 127th of a step's largest
+ * magnitude, and have upper bytes alone.
  * Thread: any (pure functions). */
 #ifndef KERNELS_CPU_ROWS16_H
 #define KERNELS_CPU_ROWS16_H
@@ -23,6 +25,7 @@ struct kn_rows16_step {
 };
 struct kn_rows16 {
     size_t m, steps; /* m: with room behind the rows */
+    bool bytes;      /* numbers have 8 bits: upper bytes alone */
     float *scale;    /* [steps][m] */
     /* G is 32, and 16; NULL where no column wants that. */
     struct kn_rows16_step *by_step, *by_half; /* [steps][m] */

@@ -14,12 +14,16 @@
 enum {
     UNITS = KN_ROWS16_UNITS,
     TOP = 127 * 256 + 127, /* the largest number: both of its bytes are signed */
-    FEW = KN_ROWS16_FEW,   /* rows together */
-    SUMS = 16,             /* rows that go through a panel together; chosen: 2 KiB of sums */
+    TOP8 = 127,
+    FEW = KN_ROWS16_FEW,             /* rows together */
+    SUMS = 48,                       /* rows that go through a panel together: 6 KiB of sums */
+    SUMS_TILES = 2 * KN_ROWS16_TILE, /* the same by tiles: as many as there are */
     ZERO = KN_SIMD == 128 ? 0 : 128, /* of numbers of 8 bits: without a sign on x86 */
     BYTES_ZERO = (int)(ZERO * 0x01010101u),
     EVEN = 0x00ff00ff, /* bytes */
 };
+/* Numbers of 16 bits, of 8, by vectors; of 16 bits by tiles. */
+enum way { NUMBERS, BYTES, TILES };
 static_assert((int64_t)TOP * 255 * CODES_STEP <= INT32_MAX, "a step's sum is whole");
 
 #if KN_SIMD == 512
@@ -69,14 +73,17 @@ VF_INLINE vf firsts(const float *x, size_t pair, const size_t group)
     return vf_load(from);
 }
 
-VF_INLINE void put_numbers(const float *x, vf by, const size_t group, struct kn_rows16_step *to)
+VF_INLINE void put_numbers(const float *x, vf by, const size_t group, const bool bytes,
+                           struct kn_rows16_step *to)
 {
 #pragma GCC unroll 4
     for (size_t i = 0; i < CODES_STEP / 2; i += VL) {
         const whole a = whole_rounded(firsts(x, i, group), by);
         const whole b = whole_rounded(firsts(x + group / 2, i, group), by);
+        const whole lower = (a & 255) | (b & 255) << 8;
+        whole_store_halves((bytes ? to->upper : to->lower) + i / 2, lower);
+        if (bytes) continue;
         whole_store_halves(to->upper + i / 2, ((a + 128) >> 8 & 255) | ((b + 128) & 0xff00));
-        whole_store_halves(to->lower + i / 2, (a & 255) | (b & 255) << 8);
     }
 }
 
@@ -95,15 +102,16 @@ static void round_step(const float *x, const struct kn_rows16 *to, size_t at)
 #pragma GCC unroll 8
     for (int i = 0; i < CODES_STEP; i += VL)
         most = whole_max(most, (whole)vf_load(x + i) & INT32_MAX);
-    const float top = whole_magnitude(whole_top(most)), scale = top / TOP;
-    const vf by = vf_set1(TOP / top);
+    const float largest = to->bytes ? TOP8 : TOP;
+    const float top = whole_magnitude(whole_top(most)), scale = top / largest;
+    const vf by = vf_set1(largest / top);
     const float first = half_sum(x, by), second = half_sum(x + CODES_STEP / 2, by);
     to->scale[at] = scale;
     to->sum[at] = scale * (first + second);
     to->sums[at][0] = scale * first;
     to->sums[at][1] = scale * second;
-    if (to->by_step) put_numbers(x, by, CODES_STEP, to->by_step + at);
-    if (to->by_half) put_numbers(x, by, CODES_STEP / 2, to->by_half + at);
+    if (to->by_step) put_numbers(x, by, CODES_STEP, to->bytes, to->by_step + at);
+    if (to->by_half) put_numbers(x, by, CODES_STEP / 2, to->bytes, to->by_half + at);
 }
 
 static void round_rows(const float *a, size_t lda, size_t row, size_t n, const struct kn_rows16 *to)
@@ -117,31 +125,36 @@ static void round_rows(const float *a, size_t lda, size_t row, size_t n, const s
 
 /* Of R rows' numbers and codes, units [u0, u0 + n). */
 #if !NIBBLES_ONLY
-VF_INLINE void step_sums(const int R, const struct kn_rows16_step *a, const struct units *b,
-                         const int u0, const int n, whole acc[FEW][TOGETHER])
+VF_INLINE void add_products(const int R, const bool lower, const struct kn_rows16_step *a,
+                            const struct units *b, const int u0, const int n,
+                            whole acc[FEW][TOGETHER])
+{
+#pragma GCC unroll 8
+    for (int u = u0; u < u0 + n; u++)
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) {
+            const whole av = whole_set1((int32_t)(lower ? a[r].lower : a[r].upper)[u]);
+#pragma GCC unroll 2
+            for (int v = 0; v < TOGETHER; v++)
+                acc[r][v] = byte_dot(acc[r][v], b->q[u][v], av);
+        }
+}
+VF_INLINE void step_sums(const int R, const bool bytes, const struct kn_rows16_step *a,
+                         const struct units *b, const int u0, const int n, whole acc[FEW][TOGETHER])
 {
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 2
         for (int v = 0; v < TOGETHER; v++)
             acc[r][v] = whole_set1(0);
-#pragma GCC unroll 2
-    for (int lower = 0; lower < 2; lower++) {
+    add_products(R, false, a, b, u0, n, acc);
+    if (bytes) return;
 #pragma GCC unroll 4
-        for (int r = 0; lower && r < R; r++)
+    for (int r = 0; r < R; r++)
 #pragma GCC unroll 2
-            for (int v = 0; v < TOGETHER; v++)
-                acc[r][v] = acc[r][v] << 8;
-#pragma GCC unroll 8
-        for (int u = u0; u < u0 + n; u++)
-#pragma GCC unroll 4
-            for (int r = 0; r < R; r++) {
-                const whole av = whole_set1((int32_t)(lower ? a[r].lower : a[r].upper)[u]);
-#pragma GCC unroll 2
-                for (int v = 0; v < TOGETHER; v++)
-                    acc[r][v] = byte_dot(acc[r][v], b->q[u][v], av);
-            }
-    }
+        for (int v = 0; v < TOGETHER; v++)
+            acc[r][v] = acc[r][v] << 8;
+    add_products(R, true, a, b, u0, n, acc);
 }
 #else
 static_assert(2 * UNITS * 15 * 128 <= INT16_MAX, "sums of pairs are whole");
@@ -159,15 +172,16 @@ VF_INLINE __m256i bytes_sum(const uint32_t *a, const struct units *b, const int 
     }
     return sum;
 }
-VF_INLINE void step_sums(const int R, const struct kn_rows16_step *a, const struct units *b,
-                         const int u0, const int n, whole acc[FEW][TOGETHER])
+VF_INLINE void step_sums(const int R, const bool bytes, const struct kn_rows16_step *a,
+                         const struct units *b, const int u0, const int n, whole acc[FEW][TOGETHER])
 {
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
         const __m256i upper = bytes_sum(a[r].upper, b, u0, n);
+        acc[r][0] = (whole)_mm256_madd_epi16(upper, _mm256_set1_epi16(bytes ? 1 : 256));
+        if (bytes) continue;
         const __m256i lower = bytes_sum(a[r].lower, b, u0, n);
-        acc[r][0] = (whole)_mm256_add_epi32(_mm256_madd_epi16(upper, _mm256_set1_epi16(256)),
-                                            _mm256_madd_epi16(lower, _mm256_set1_epi16(1)));
+        acc[r][0] += (whole)_mm256_madd_epi16(lower, _mm256_set1_epi16(1));
     }
 }
 #endif
@@ -188,8 +202,9 @@ VF_INLINE void step_add(const int n_scales, const struct kn_rows16 *a, size_t i,
 }
 
 /* R rows from `row` on by a step, of so many scales; sums [R][NR] go on. */
-VF_INLINE void step_rows(const int R, const int n_scales, const struct kn_rows16 *a, size_t step,
-                         size_t row, const struct units *b, float *sums)
+VF_INLINE void step_rows(const int R, const bool bytes, const int n_scales,
+                         const struct kn_rows16 *a, size_t step, size_t row, const struct units *b,
+                         float *sums)
 {
     const size_t at = step * a->m + row;
     const struct kn_rows16_step *q = (n_scales == 1 ? a->by_step : a->by_half) + at;
@@ -197,7 +212,7 @@ VF_INLINE void step_rows(const int R, const int n_scales, const struct kn_rows16
 #pragma GCC unroll 2
     for (int h = 0; h < n_scales; h++) {
         whole acc[FEW][TOGETHER];
-        step_sums(R, q, b, h * UNITS / 2, UNITS / n_scales, acc);
+        step_sums(R, bytes, q, b, h * UNITS / 2, UNITS / n_scales, acc);
 #pragma GCC unroll 4
         for (int r = 0; r < R; r++)
 #pragma GCC unroll 2
@@ -314,10 +329,10 @@ VF_INLINE void open_units(const struct codes_form f, const uint8_t *panel, struc
 
 #define ROWS_CASE(rows)                                                                            \
     case rows:                                                                                     \
-        step_rows(rows, n_scales, a, i, row + r, &b, at + r * NR);                                 \
+        step_rows(rows, bytes, n_scales, a, i, row + r, &b, at + r * NR);                          \
         break;
 /* n rows from `row` on by a panel; sums [n][NR] go on. */
-VF_INLINE void panel_rows(const struct codes_form f, const uint8_t *panel,
+VF_INLINE void panel_rows(const struct codes_form f, const bool bytes, const uint8_t *panel,
                           const struct kn_rows16 *a, size_t row, size_t n, float *sums)
 {
     const struct kn_layout l = kn_layout(&f, NR);
@@ -331,7 +346,7 @@ VF_INLINE void panel_rows(const struct codes_form f, const uint8_t *panel,
             float *at = sums + v * VL;
             size_t r = 0;
             for (; r + FEW <= n; r += FEW)
-                step_rows(FEW, n_scales, a, i, row + r, &b, at + r * NR);
+                step_rows(FEW, bytes, n_scales, a, i, row + r, &b, at + r * NR);
             switch (n - r) {
                 CASES(3, ROWS_CASE)
             }
@@ -344,8 +359,8 @@ VF_INLINE void panel_rows(const struct codes_form f, const uint8_t *panel,
  * A step's units are rows of a tile of B, eight rows' bytes, upper and lower in turns, those of A.
  * The sums are the same whole numbers, so the bits are, too. */
 
-enum { TILES = SUMS / KN_ROWS16_TILE, CELLS = AMX_ROWS * AMX_COLS };
-static_assert(2 * KN_ROWS16_TILE == AMX_ROWS && TILES == 2 && UNITS * 4 == CODES_STEP, "whole");
+enum { N_TILES = SUMS_TILES / KN_ROWS16_TILE, CELLS = AMX_ROWS * AMX_COLS };
+static_assert(2 * KN_ROWS16_TILE == AMX_ROWS && UNITS * 4 == CODES_STEP, "whole");
 
 static void tiles_open(void)
 {
@@ -392,7 +407,7 @@ VF_INLINE void tiles_multiply(const struct kn_rows16_step *q, const bool two,
     _tile_dpbsud(3, 7, 5);
 }
 
-VF_INLINE void tiles_store(const bool two, int32_t cells[NV][TILES][CELLS])
+VF_INLINE void tiles_store(const bool two, int32_t cells[NV][N_TILES][CELLS])
 {
     _tile_stored(0, cells[0][0], 64);
     _tile_stored(2, cells[1][0], 64);
@@ -424,7 +439,7 @@ VF_INLINE void panel_tiles(const struct codes_form f, const uint8_t *panel,
     const bool two = n > KN_ROWS16_TILE;
     const size_t first = two ? KN_ROWS16_TILE : n;
     struct tiles_step b[4];
-    int32_t cells[2][NV][TILES][CELLS] __attribute__((aligned(64)));
+    int32_t cells[2][NV][N_TILES][CELLS] __attribute__((aligned(64)));
     for (size_t i = 0; i < a->steps + ADD; i++) {
         if (i < a->steps) {
             step_ahead(&l, panel, i);
@@ -446,12 +461,12 @@ VF_INLINE void panel_tiles(const struct codes_form f, const uint8_t *panel,
     }
 }
 #else
-#define panel_tiles panel_rows
+#define panel_tiles(f, ...) panel_rows(f, false, __VA_ARGS__) /* there are none */
 #endif
 
 /* ---- panels ---- */
 
-VF_INLINE void panel_sums(const struct kn_gemm_job *j, const bool tiles, size_t p, size_t row,
+VF_INLINE void panel_sums(const struct kn_gemm_job *j, const enum way way, size_t p, size_t row,
                           size_t n, float *sums)
 {
     const struct kn_panel *panel = &j->coded->panel[p];
@@ -460,10 +475,10 @@ VF_INLINE void panel_sums(const struct kn_gemm_job *j, const bool tiles, size_t 
         const struct codes_form is = __VA_ARGS__;                                                  \
         if ((kn_codes_nibbles(&is) || !NIBBLES_ONLY) && codes_form_same(&panel->form, &is)) {      \
             const uint8_t *data = j->coded->data + panel->at;                                      \
-            if (tiles && !kn_codes_by_half(&is))                                                   \
+            if (way == TILES && !kn_codes_by_half(&is))                                            \
                 panel_tiles(is, data, j->rows16, row, n, sums);                                    \
             else                                                                                   \
-                panel_rows(is, data, j->rows16, row, n, sums);                                     \
+                panel_rows(is, way == BYTES, data, j->rows16, row, n, sums);                       \
             return;                                                                                \
         }                                                                                          \
     }
@@ -471,15 +486,16 @@ VF_INLINE void panel_sums(const struct kn_gemm_job *j, const bool tiles, size_t 
 #undef TRY
 }
 
-VF_INLINE int panels(const struct kn_gemm_job *j, const bool tiles, size_t panel0, size_t panel1)
+VF_INLINE int panels(const struct kn_gemm_job *j, const enum way way, size_t panel0, size_t panel1)
 {
+    const size_t most = way == TILES ? SUMS_TILES : SUMS;
     for (size_t p = panel0; p < panel1; p++) {
         if (kn_cancelled(j->cancel)) return -ECANCELED;
         for (size_t row = 0, n; row < j->m; row += n) {
             float sums[SUMS * NR] __attribute__((aligned(64)));
-            n = j->m - row < SUMS ? j->m - row : SUMS;
+            n = j->m - row < most ? j->m - row : most;
             sums_begin(j, row, n, p, true, sums);
-            panel_sums(j, tiles, p, row, n, sums);
+            panel_sums(j, way, p, row, n, sums);
             sums_end(j, row, n, p, sums);
         }
     }
@@ -488,7 +504,7 @@ VF_INLINE int panels(const struct kn_gemm_job *j, const bool tiles, size_t panel
 
 static int gemm(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
 {
-    return panels(j, false, panel0, panel1);
+    return j->rows16->bytes ? panels(j, BYTES, panel0, panel1) : panels(j, NUMBERS, panel0, panel1);
 }
 
 const struct kn_rows16_ops NAME(rows16) = {NIBBLES_ONLY, round_rows, gemm};
@@ -496,9 +512,9 @@ const struct kn_rows16_ops NAME(rows16) = {NIBBLES_ONLY, round_rows, gemm};
 #if KN_SIMD == 512
 static int gemm_tiles(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
 {
-    if (j->m <= KN_ROWS16_FEW) return gemm(j, panel0, panel1);
+    if (j->m <= KN_ROWS16_FEW || j->rows16->bytes) return gemm(j, panel0, panel1);
     tiles_open();
-    const int r = panels(j, true, panel0, panel1);
+    const int r = panels(j, TILES, panel0, panel1);
     _tile_release();
     return r;
 }

@@ -67,6 +67,7 @@ static int source_layer(void *ctx, unsigned layer, struct kv_layer *ret)
     const size_t at = (size_t)layer * c->n * c->cfg->G * c->cfg->K;
     if (layer == 0 || layer >= c->cfg->L) return -EINVAL;
     c->layers_asked |= 1u << layer;
+    if (c->flag) c->calls[*c->flag]++;
     if (c->cancel_in_layer) atomic_store(c->cancel_in_layer, true);
     if ((int)layer == c->fail_layer) return -EIO;
     *ret = (struct kv_layer){.k = c->k + at, .v = c->v + at, .dtype = KN_F32};

@@ -19,6 +19,8 @@ struct kit_chunk {
     uint32_t *rows_seen;   /* [L] rows delivered */
     int done, status;      /* times and last value */
     int released, uses;
+    const bool *flag; /* NULL, or what layer() counts its calls by */
+    unsigned calls[2];
     int fail_layer;               /* layer() fails there; -1 never */
     int fail_rows_at;             /* rows() fails at this layer; -1 never */
     atomic_bool *cancel_in_layer; /* set by layer() when not NULL */

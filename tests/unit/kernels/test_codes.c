@@ -207,25 +207,43 @@ TEST(a_replay_beside_bf16_is_that_of_codes)
 
 /* ---- rows16.h ---- */
 
-enum { WHOLE_M = 29, WHOLE_N = 130, WHOLE_K = 768, WHOLE_TOP = 127 * 256 + 127 };
+enum { WHOLE_M = 53, WHOLE_N = 130, WHOLE_K = 768 };
+enum top { TOP_REPLAY = 127 * 256 + 127, TOP_ROUGH = 127 }; /* the largest number of a row */
 
 /* Rows that rounding leaves as they are. */
-static void whole_rows(float *a)
+static float *whole_rows(enum top top)
 {
+    float *a = malloc(WHOLE_M * WHOLE_K * sizeof *a);
     uint64_t seed = 7;
     for (size_t i = 0; i < WHOLE_M * WHOLE_K; i++) {
-        const float x = (float)(int)(test_rand(&seed) % (2 * WHOLE_TOP + 1)) - WHOLE_TOP;
-        a[i] = i % CODES_STEP == i / CODES_STEP % CODES_STEP ? WHOLE_TOP : x;
+        const float x = (float)(int)(test_rand(&seed) % (2 * (unsigned)top + 1)) - (float)top;
+        a[i] = i % CODES_STEP == i / CODES_STEP % CODES_STEP ? (float)top : x;
     }
+    return a;
+}
+
+static void rough(struct kn_dev *d, const struct kn_gemm_args *g)
+{
+    kn_rough(d, true);
+    ASSERT_OK(kern_run(d, g->m % 2, g->m, run_rows, (void *)g));
+    kn_rough(d, false);
+}
+
+static void multiply(struct kn_dev *d, enum top top, const struct kn_gemm_args *g)
+{
+    if (top == TOP_REPLAY)
+        replay(d, 1, g);
+    else
+        rough(d, g);
 }
 
 /* Against f32's sums, as near as f32 can say; and any rows alone have the same bits, however they
  * are multiplied. */
 static void whole_products(struct kn_dev *f32, struct kn_dev *d, const struct kn_part *parts,
-                           size_t n_parts, const float *a)
+                           size_t n_parts, enum top top, const float *a)
 {
     enum { M = WHOLE_M, N = WHOLE_N, K = WHOLE_K };
-    static const size_t cuts[] = {1, 4, 5, 8, 11};
+    static const size_t cuts[] = {1, 4, 5, 8, 11, 24};
     float *c[3], *bias = kern_random(N, 3, 1);
     for (int v = 0; v < 3; v++) {
         struct pair p;
@@ -243,11 +261,12 @@ static void whole_products(struct kn_dev *f32, struct kn_dev *d, const struct kn
                                  .accumulate = true};
         for (size_t i = 0; v == 2 && i < sizeof cuts / sizeof *cuts; i++) {
             g.m = cuts[i];
-            replay(d, 1, &g);
+            multiply(d, top, &g);
             g.a += g.m * K;
             g.c += g.m * N;
         }
-        if (v < 2) replay(v ? d : f32, 2, &g);
+        if (v < 2) multiply(v ? d : f32, top, &g);
+        ASSERT_EQ(kn_mat_rough(p.coded), v && !d->int8 && !kn_cpu_tiles(d));
         pair_drop(&p);
     }
     ASSERT_MEMEQ(c[1], c[2], M * N * sizeof *c[1]);
@@ -262,7 +281,7 @@ static void whole_products(struct kn_dev *f32, struct kn_dev *d, const struct kn
 }
 
 /* All of one form, and as the K and V of a layer often are: with one scale a step and with two. */
-static void whole_forms(struct kn_dev *f32, struct kn_dev *d, const float *a)
+static void whole_forms(struct kn_dev *f32, struct kn_dev *d, enum top top, const float *a)
 {
     enum { N = WHOLE_N, FIRST = 64 };
     for (size_t f = 0; f < FORM_F16; f++) {
@@ -270,28 +289,79 @@ static void whole_forms(struct kn_dev *f32, struct kn_dev *d, const float *a)
                                             ? (struct codes_form)CODES_PLAIN(4, 0, true)
                                             : (struct codes_form)CODES_NESTED(4, 16, -4, false);
         if (d->rows16->nibbles_only && !kn_codes_nibbles(&forms[f])) continue;
-        whole_products(f32, d, &(struct kn_part){N, forms[f]}, 1, a);
-        whole_products(f32, d, (struct kn_part[]){{FIRST, forms[f]}, {N - FIRST, other}}, 2, a);
+        whole_products(f32, d, &(struct kn_part){N, forms[f]}, 1, top, a);
+        whole_products(f32, d, (struct kn_part[]){{FIRST, forms[f]}, {N - FIRST, other}}, 2, top,
+                       a);
     }
 }
 
-TEST(a_replay_multiplies_codes_as_they_are)
+static void codes_as_they_are(enum top top)
 {
     static const char *const gemms[] = {"own-int16", "own-bf16", "own-int8"};
-    float *a = malloc(WHOLE_M * WHOLE_K * sizeof *a);
+    float *a = whole_rows(top);
     unsigned n_dev = 0;
-    whole_rows(a);
     for (unsigned i = 1; i < KERN_ISAS; i++)
         for (size_t g = 0; g < sizeof gemms / sizeof *gemms; g++) {
             struct kn_dev *f32 = kern_dev(i, 2, "own-f32"), *d = kern_dev(i, 2, gemms[g]);
-            const bool runs = f32 && d && d->rows16 && !d->bytes;
+            bool runs = f32 && d && d->rows16 && !d->bytes;
+            if (runs && top == TOP_ROUGH) runs = !d->int8 && !kn_cpu_tiles(d);
             n_dev += runs;
-            if (runs) whole_forms(f32, d, a);
+            if (runs) whole_forms(f32, d, top, a);
             if (f32) kn_dev_destroy(f32);
             if (d) kn_dev_destroy(d);
         }
     free(a);
     if (n_dev == 0) SKIP("this machine has no such products");
+}
+
+TEST(a_replay_multiplies_codes_as_they_are)
+{
+    codes_as_they_are(TOP_REPLAY);
+}
+
+TEST(so_do_rows_that_only_rank_in_8_bits)
+{
+    codes_as_they_are(TOP_ROUGH);
+}
+
+/* Where all is f32, or in 8 bits already, or tiles multiply; what is no code, or is in a panel with
+ * other codes. */
+TEST(nothing_else_is_rounded_for_a_rank)
+{
+    enum { M = 5, N = 70, K = 256 };
+    static const char *const gemms[] = {"own-f32", "own-int16", "own-bf16", "own-int8"};
+    static const struct kn_part of[][2] = {
+        {{64, CODES_PLAIN(4, 0, true)}, {6, {.bits = 16}}},
+        {{30, CODES_PLAIN(4, 0, true)}, {N - 30, CODES_NESTED(4, 16, -4, false)}},
+        {{30, CODES_PLAIN(4, 0, true)}, {N - 30, CODES_PLAIN(4, 0, true)}}};
+    float *a = kern_random(M * K, 1, 1);
+    for (unsigned i = 0; i < KERN_ISAS; i++)
+        for (size_t g = 0; g < sizeof gemms / sizeof *gemms; g++)
+            for (size_t f = 0; f < sizeof of / sizeof *of; f++) {
+                struct kn_dev *d = kern_dev(i, 2, gemms[g]);
+                float c[2][M * N];
+                struct pair p;
+                if (!d) continue;
+                if (pair_make(d, of[f], 2, K, &p) == 0) {
+                    const bool codes = d->rows16 && p.coded->coded->all;
+                    const bool is = codes && g > 0 && !d->int8 && !kn_cpu_tiles(d);
+                    ASSERT_TRUE(!is || f == 2);
+                    ASSERT_EQ(kn_mat_rough(p.coded), is);
+                    ASSERT_TRUE(!kn_mat_rough(p.plain));
+                    for (int w = 0; w < 2; w++) {
+                        struct kn_gemm_args x = {
+                            .a = a, .lda = K, .m = M, .w = p.coded, .c = c[0], .ldc = N};
+                        if (w) x.w = p.plain;
+                        rough(d, &x);
+                        x.c = c[1];
+                        ASSERT_OK(kern_run(d, M % 2, M, run_rows, &x));
+                        ASSERT_EQ(memcmp(c[0], c[1], sizeof c[0]) != 0, is && !w);
+                    }
+                    pair_drop(&p);
+                }
+                kn_dev_destroy(d);
+            }
+    free(a);
 }
 
 static int run_two(struct kn_stream *st, void *arg, size_t row0, size_t n)
@@ -382,18 +452,19 @@ TEST(what_is_no_number_stays_in_its_row)
     a[4 * K + 3] = INFINITY;
     memset(a + 5 * K, 0, K * sizeof *a);
     for (unsigned i = 1; i < KERN_ISAS; i++)
-        for (size_t f = 0; f < FORMS; f++) {
+        for (size_t f = 0; f < 2 * FORMS; f++) {
+            const enum top top = f < FORMS ? TOP_REPLAY : TOP_ROUGH;
             const char *const gemm = i == KERN_ISAS - 1 ? "own-bf16" : "own-int16";
             struct kn_dev *own = kern_dev(i, 1, gemm), *d = own ? own : kern_dev(i, 1, "own-int8");
-            const struct kn_part part = {N, of[f]};
+            const struct kn_part part = {N, of[f % FORMS]};
             float *c = kern_random(M * N, 2, 1);
             struct pair p;
             if (d && d->rows16 && !d->bytes) {
                 n_dev++;
                 ASSERT_OK(pair_make(d, &part, 1, K, &p));
-                replay(d, 1,
-                       &(struct kn_gemm_args){
-                           .a = a, .lda = K, .m = M, .w = p.coded, .c = c, .ldc = N});
+                multiply(d, top,
+                         &(struct kn_gemm_args){
+                             .a = a, .lda = K, .m = M, .w = p.coded, .c = c, .ldc = N});
                 for (size_t at = 0; at < M * N; at++)
                     if (at / N == 5)
                         ASSERT_TRUE(c[at] == 0);
