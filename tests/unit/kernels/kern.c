@@ -91,6 +91,7 @@ static struct kn_dev *own_dev(unsigned i, unsigned n_threads, const char *gemm, 
         o.gemm = NULL;
         o.weights = KN_WEIGHTS_INT8;
     }
+    o.allow_bf16 = gemm && strcmp(gemm, "auto") == 0;
     struct kn_dev *d = NULL;
     struct err e = {0};
     return kn_dev_create(&o, &d, &e) < 0 ? NULL : d;

@@ -297,7 +297,7 @@ static void whole_forms(struct kn_dev *f32, struct kn_dev *d, enum top top, cons
 
 static void codes_as_they_are(enum top top)
 {
-    static const char *const gemms[] = {"own-int16", "own-bf16", "own-int8"};
+    static const char *const gemms[] = {"own-int16", "own-bf16", "own-int8", "auto"};
     float *a = whole_rows(top);
     unsigned n_dev = 0;
     for (unsigned i = 1; i < KERN_ISAS; i++)
