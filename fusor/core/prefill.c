@@ -312,7 +312,7 @@ static size_t front_rows(const struct fus_prefill *f)
 
 /* Rows that only rank may be rounded, those that go on in the answer may not. So either none goes
  * on, and those in front are computed twice, or none is rounded, which takes up to twice as long:
- * chosen by which rows are fewer. */
+ * the former where those in front are less than a third (reckoned). */
 static void round_or_go_on(struct fus_prefill *f)
 {
     const size_t front = front_rows(f);

@@ -243,7 +243,7 @@ static bool has_rows16(const struct kn_mat *w)
            (free || d->gemm != GEMM_OWN_F32 || d->int8);
 }
 
-/* Tiles have more of a rate in bf16 than vectors in 8 bits; what is in those already stays. */
+/* Not on tiles, whose bf16 is about as fast (reckoned); nor what is in 8 bits already. */
 static bool mat_rough(const struct kn_mat *w)
 {
     return has_rows16(w) && !kn_cpu_tiles(w->dev) && !w->int8;

@@ -16,7 +16,7 @@ struct kern_shape {
 };
 
 /* Device number i of those this machine has, with n_threads; NULL past the last, and where the GEMM
- * would be another instruction set's. "auto": f32 that was not asked for. Destroy it. */
+ * would be another instruction set's. "auto": none is asked for. Destroy it. */
 enum { KERN_ISAS = 4 };
 struct kn_dev *kern_dev(unsigned i, unsigned n_threads, const char *gemm);
 /* The same by what pages hold: f32 of every instruction set, then bf16, with and without tiles;

@@ -349,9 +349,8 @@ TEST(nothing_else_is_rounded_for_a_rank)
                     ASSERT_EQ(kn_mat_rough(p.coded), is);
                     ASSERT_TRUE(!kn_mat_rough(p.plain));
                     for (int w = 0; w < 2; w++) {
-                        struct kn_gemm_args x = {
-                            .a = a, .lda = K, .m = M, .w = p.coded, .c = c[0], .ldc = N};
-                        if (w) x.w = p.plain;
+                        struct kn_gemm_args x = {.a = a, .lda = K, .m = M, .c = c[0], .ldc = N};
+                        x.w = w ? p.plain : p.coded;
                         rough(d, &x);
                         x.c = c[1];
                         ASSERT_OK(kern_run(d, M % 2, M, run_rows, &x));
