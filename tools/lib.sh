@@ -1,4 +1,11 @@
-# Shared by the scripts in this folder: sourced, never run. Callers have `set -euo pipefail`.
+# Shared by the scripts in this folder: sourced, never run. Callers have `set -euo pipefail`, and begin with a comment
+# that says how they are used, which --help prints.
+case ${1:-} in
+-h | --help)
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+    exit
+    ;;
+esac
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cache=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/kvblend
 

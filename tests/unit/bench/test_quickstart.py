@@ -1,4 +1,5 @@
-"""tools/quickstart: what it builds and starts with and without a GPU, everything around it played by scripts."""
+"""tools/quickstart: what it builds and starts with and without a GPU, everything around it played by scripts; and what
+every script beside it says of itself before it does anything."""
 import os
 import pathlib
 import shutil
@@ -109,6 +110,31 @@ class Quickstart(unittest.TestCase):
         self.gpu("7.5")
         calls, _, _ = self.run_it()
         self.assertEqual(calls, PLAIN)
+
+
+class Usage(unittest.TestCase):
+    def ask(self, *command):
+        # An empty PATH but for what printing takes: whoever goes on to install or build fails.
+        with tempfile.TemporaryDirectory() as tools:
+            for name in ("bash", "dirname", "nproc", "sed"):
+                os.symlink(shutil.which(name), os.path.join(tools, name))
+            return subprocess.run(command, capture_output=True, text=True, timeout=60, env={"PATH": tools}, check=False)
+
+    def test_every_script_says_how_it_is_used(self):
+        scripts = [f for f in TOOLS.iterdir() if f.is_file() and f.read_bytes().startswith(b"#!/usr/bin/env bash\n")]
+        self.assertGreater(len(scripts), 5)
+        for script in scripts:
+            for option in ("--help", "-h"):
+                r = self.ask(script, option)
+                self.assertEqual((r.returncode, r.stderr), (0, ""), script.name)
+                first = script.read_text().splitlines()[1]
+                self.assertEqual(r.stdout.splitlines()[0], first[2:], script.name)
+                self.assertNotIn("pipefail", r.stdout, script.name)
+
+    def test_a_stage_that_does_not_exist_is_refused(self):
+        r = self.ask(TOOLS / "test", "--client")
+        self.assertEqual((r.returncode, r.stdout), (1, ""))
+        self.assertIn("unknown stage --client: see tools/test --help", r.stderr)
 
 
 if __name__ == "__main__":
