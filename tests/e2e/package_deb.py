@@ -103,6 +103,15 @@ def test_lintian_has_nothing_to_say():
     assert run("lintian", "--fail-on", "error,warning,info", "--display-info", str(changes)).strip() == ""
 
 
+def test_its_programs_are_optimized_as_everywhere():
+    symbols, = pathlib.Path(DEB).parent.glob(f"kvblend-dbgsym_{field('Version')}_*deb")
+    with tempfile.TemporaryDirectory() as d:
+        run("dpkg-deb", "-x", str(symbols), d)
+        shared, = pathlib.Path(d).glob("usr/lib/debug/.dwz/*/kvblend.debug")
+        flags = re.findall(r"GNU C.*", run("readelf", "--decompress", "--string-dump=.debug_str", str(shared)))
+    assert flags and all(re.findall(r" -O\S*", x) == [" -O3"] for x in flags), flags
+
+
 def test_installing_starts_nothing():
     before = traces()
     assert before == [], before
