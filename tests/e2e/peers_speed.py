@@ -6,7 +6,7 @@ Usage: peers_speed.py [--model FILE.gguf] [--onnx FOLDER] [--threads N] [--round
 
 Each engine is a process of its own that stays loaded; every round asks each of them for the same ids, one engine after
 the other. Prefill: a prompt of N tokens and the first token of its answer. Decode: what STEPS further tokens of a batch
-take (an answer of STEPS + 1 tokens less one of a single token, the same prompts). Printed: medians of wall time, of
+take (an answer of STEPS + 1 tokens less one of a single token, to other prompts: some engines keep a prompt's KV). Printed: medians of wall time, of
 tokens a second and of tokens a CPU second (all threads of the engine's process: what others on the machine take is not
 in it), and the median of the rounds' ratios to kvblend as it starts by itself. Needs openvino-genai, llama-cpp-python
 and onnxruntime-genai, in that Python (tests/e2e/peers.txt); what is missing is left out and named. The last reads no
@@ -190,10 +190,10 @@ def rounds_of(engines, rounds, make, n):
     """{engine: [(wall, CPU) of n steps, …]}; the first round warms and is dropped."""
     out = {name: [] for name in engines}
     for k in range(rounds + 1):
-        prompts = make()
+        prompts, others = make(), make()
         for name, e in engines.items():
             one = e.ask(prompts, 1)
-            took = one if n == 1 else tuple(a - b for a, b in zip(e.ask(prompts, n + 1), one))
+            took = one if n == 1 else tuple(a - b for a, b in zip(e.ask(others, n + 1), one))
             if k:
                 out[name].append(took)
     return out

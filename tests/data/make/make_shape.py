@@ -142,6 +142,8 @@ def make(shape, out, tokenizer, k_quants):
     w = gguf.GGUFWriter(out, s["arch"])
     w.add_name(f"{shape}, random")
     w.add_block_count(s["L"])
+    w.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_K_M if k_quants else gguf.LlamaFileType.MOSTLY_Q4_0)
+    w.add_quantization_version(gguf.GGML_QUANT_VERSION)
     w.add_context_length(32768)
     w.add_embedding_length(s["D"])
     w.add_feed_forward_length(s["F"])
