@@ -1,11 +1,8 @@
-# Shared by the scripts in this folder: sourced, never run. Callers have `set -euo pipefail`, and begin with a comment
-# that says how they are used, which --help prints.
-case ${1:-} in
--h | --help)
+# Shared by the scripts here: sourced, never run, behind `set -euo pipefail`. --help prints a script's first comment.
+if [[ ${1:-} =~ ^(-h|--help)$ ]]; then
     sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
     exit
-    ;;
-esac
+fi
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cache=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/kvblend
 

@@ -95,7 +95,7 @@ struct fus_request {
     double due_ms;
     uint32_t max_new, min_new; /* max_new is cut to what the context holds; 0 = prefill only */
     bool ignore_eos;
-    bool whole; /* nobody reads the answer before its end (step_budget.h) */
+    bool whole;              /* nobody reads the answer before its end (step_budget.h) */
     const int32_t *stop_ids; /* likewise */
     size_t n_stop_ids;
     bool (*is_eog)(void *ctx, int32_t id); /* end-of-generation test */

@@ -1,5 +1,4 @@
-/* arch: what the name of an architecture says that its files do not. Inside of model. Thread: any.
- */
+/* arch: what an architecture's name says that its files do not. Inside of model. Thread: any. */
 #ifndef FUSOR_MODEL_ARCH_H
 #define FUSOR_MODEL_ARCH_H
 

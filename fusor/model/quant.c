@@ -195,8 +195,7 @@ static inline void k_scales(const uint8_t *p, int8_t *s, uint8_t *t)
     }
 }
 
-/* Q4_K: f16 d, f16 dmin, 12 scale bytes, 128 bytes: low nibbles of 32 bytes, then their high ones.
- */
+/* Q4_K: f16 d, f16 dmin, 12 scale bytes, 128 bytes: low nibbles of 32 bytes, then the high ones. */
 static void take_q4_k(const uint8_t *src, size_t n, const struct codes_row *out)
 {
     for (size_t b = 0; b < n; b++, src += 144) {
@@ -215,8 +214,7 @@ static void take_q4_k(const uint8_t *src, size_t n, const struct codes_row *out)
     }
 }
 
-/* Q5_K: as Q4_K with 32 bytes of high bits (bit j of byte i for value 32 j + i) before the nibbles.
- */
+/* Q5_K: as Q4_K with 32 bytes of high bits (bit j of byte i for value 32 j + i) before nibbles. */
 static void take_q5_k(const uint8_t *src, size_t n, const struct codes_row *out)
 {
     for (size_t b = 0; b < n; b++, src += 176) {

@@ -141,8 +141,7 @@ int tok_index(struct tok *t)
     size_t n_slots = 0;
     for (size_t i = 0; i < t->n_vocab; i++)
         n_slots += mergeable(&t->e[i]);
-    /* SentencePiece may add a symbol per character of a token; they are few, leave room for them.
-     */
+    /* SentencePiece may add a symbol per character of a token; they are few, so there is room. */
     uint32_t cap = pow2_at_least(2 * n_slots + 4096);
     t->slot = mem_alloc(cap * sizeof *t->slot);
     if (!t->slot) return -ENOMEM;

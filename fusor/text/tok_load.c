@@ -1,5 +1,4 @@
-/* What both loaders need: GPT-2's printable alphabet, SentencePiece spellings, end-of-turn names.
- */
+/* What both loaders need: GPT-2's printable alphabet, SentencePiece spellings, names of ends. */
 #include "fusor/text/tok_load.h"
 #include "fusor/text/unicode.h"
 

@@ -177,8 +177,7 @@ static int dump_options(void)
     return rc;
 }
 
-/* The options into a, and the bits of those given; an exit code, or -1 to go on with argv[optind].
- */
+/* The options into a, and the bits of those given; an exit code, or -1: on with argv[optind]. */
 static int read_options(int argc, char **argv, struct ctl_args *a, unsigned *ret_given)
 {
     struct option known[N_OPTIONS + 4] = {{0}};
