@@ -254,7 +254,7 @@ static bool unit_begin(struct fus_engine *e, enum fus_work work, const struct fu
     u.step.whole |= !kn_info(fus_core_dev(e->core))->gemm_invariant; /* no bit may depend on time */
     u.u.streams = e->running != NULL;
     u.u.first = e->budget.n_since == 0;
-    e->budget.ahead_ns = is_read(e) ? 0 : FUS_STEP_BUDGET_AHEAD_NS;
+    e->budget.ahead = !is_read(e);
     if (u.u.streams) {
         u.u.rows = fus_step_budget_rows(&e->budget, &u.step, now);
         u.u.left_ns = fus_step_budget_left_ns(&e->budget, now);

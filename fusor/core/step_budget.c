@@ -24,6 +24,12 @@ static size_t column(const struct fus_step *s)
     return !s->whole && s->rows < FUS_STEP_BUDGET_ROWS_MIN / 2;
 }
 
+static double ahead_ns(const struct fus_step_budget *p)
+{
+    const double steps = FUS_STEP_BUDGET_AHEAD_STEPS * p->decode_ns;
+    return p->ahead ? fmax(FUS_STEP_BUDGET_AHEAD_NS, steps) : 0;
+}
+
 void fus_step_budget_begin(struct fus_step_budget *p, uint64_t now_ns)
 {
     p->kept_ns = 0;
@@ -34,8 +40,8 @@ void fus_step_budget_decoded(struct fus_step_budget *p, uint64_t now_ns, uint64_
 {
     const double took = (double)took_ns,
                  most = (FUS_STEP_BUDGET_MOST - FUS_STEP_BUDGET_SHARE) * p->decode_ns;
-    const double kept = fus_step_budget_left_ns(p, now_ns - took_ns) - p->ahead_ns;
-    p->kept_ns = fmin(fmax(kept, -p->ahead_ns), most);
+    const double ahead = ahead_ns(p), kept = fus_step_budget_left_ns(p, now_ns - took_ns) - ahead;
+    p->kept_ns = fmin(fmax(kept, -ahead), most);
     p->decode_ns = p->decode_ns > 0 ? p->decode_ns + DECODE_WEIGHT * (took - p->decode_ns) : took;
     p->decode_end_ns = now_ns;
     p->n_since = 0;
@@ -43,7 +49,7 @@ void fus_step_budget_decoded(struct fus_step_budget *p, uint64_t now_ns, uint64_
 
 double fus_step_budget_left_ns(const struct fus_step_budget *p, uint64_t now_ns)
 {
-    return FUS_STEP_BUDGET_SHARE * p->decode_ns + p->kept_ns + p->ahead_ns -
+    return FUS_STEP_BUDGET_SHARE * p->decode_ns + p->kept_ns + ahead_ns(p) -
            (double)(now_ns - p->decode_end_ns);
 }
 
@@ -69,8 +75,7 @@ size_t fus_step_budget_rows(const struct fus_step_budget *p, const struct fus_st
     }
     fit = fit < FUS_STEP_BUDGET_ROWS_MAX ? fit : FUS_STEP_BUDGET_ROWS_MAX;
     if (fit >= (double)s->rows) return s->rows;
-    /* As many slices as it takes, all of one length: a short rest would stream weights for little.
-     */
+    /* As many slices as it takes, of one length: a short rest would stream weights for little. */
     const size_t n = (s->rows + (size_t)fit - 1) / (size_t)fit;
     return (s->rows + n - 1) / n;
 }

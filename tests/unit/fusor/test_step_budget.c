@@ -119,8 +119,9 @@ TEST(what_a_gap_leaves_is_the_next_ones)
 /* Where nobody reads along, a gap takes from those to come, which give it back. */
 TEST(what_is_taken_ahead_is_given_back)
 {
-    const double ahead = FUS_STEP_BUDGET_AHEAD_NS;
-    struct fus_step_budget p = {.ahead_ns = ahead};
+    const double ahead = FUS_STEP_BUDGET_AHEAD_STEPS * 10.0 * MS;
+    struct fus_step_budget p = {.ahead = true};
+    ASSERT_NEAR(fus_step_budget_left_ns(&p, 0), FUS_STEP_BUDGET_AHEAD_NS, 1); /* nothing is known */
     fus_step_budget_decoded(&p, 1000 * MS, 10 * MS);
     fus_step_budget_begin(&p, 5000 * MS); /* what has passed while nothing decoded is nobody's */
     ASSERT_NEAR(fus_step_budget_left_ns(&p, 5000 * MS), ahead + 6 * MS, 1);
@@ -134,14 +135,14 @@ TEST(what_is_taken_ahead_is_given_back)
     ASSERT_NEAR(fus_step_budget_left_ns(&p, 7120 * MS), 6 * MS, 1);
     fus_step_budget_ran(&p, &rows_3000, 968, 50 * MS);
     ASSERT_EQ(fus_step_budget_rows(&p, &rows_3000, 7126 * MS), 0);
-    for (uint64_t i = 1; i <= 100; i++)
+    for (uint64_t i = 1; i <= 200; i++)
         fus_step_budget_decoded(&p, (7120 + 10 * i) * MS, 10 * MS);
-    ASSERT_NEAR(fus_step_budget_left_ns(&p, 8120 * MS), ahead + 10 * MS, 1); /* nor what is kept */
-    fus_step_budget_decoded(&p, 8230 * MS, 10 * MS);
-    p.ahead_ns = 0; /* a stream begins: it pays for nobody, from the next gap on */
-    ASSERT_TRUE(fus_step_budget_left_ns(&p, 8230 * MS) < 0);
-    fus_step_budget_decoded(&p, 8240 * MS, 10 * MS);
-    ASSERT_NEAR(fus_step_budget_left_ns(&p, 8240 * MS), 6 * MS, 1);
+    ASSERT_NEAR(fus_step_budget_left_ns(&p, 9120 * MS), ahead + 10 * MS, 1); /* nor what is kept */
+    fus_step_budget_decoded(&p, 9230 * MS, 10 * MS);
+    p.ahead = false; /* a stream begins: it pays for nobody, from the next gap on */
+    ASSERT_TRUE(fus_step_budget_left_ns(&p, 9230 * MS) < 0);
+    fus_step_budget_decoded(&p, 9240 * MS, 10 * MS);
+    ASSERT_NEAR(fus_step_budget_left_ns(&p, 9240 * MS), 6 * MS, 1);
 }
 
 /* Whatever the machine: what lies between two tokens is at most what it may be and the share in the
