@@ -46,7 +46,7 @@ struct entry_load { /* the load's own */
     double worth_ms;
     uint64_t start_ns, first_ns, queued_bytes, moved_before;
     _Atomic uint64_t last_ns; /* when the last part came, so far */
-    bool reported; /* guarded by m: the breaker knows how this load went */
+    bool reported;            /* guarded by m: the breaker knows how this load went */
 };
 struct entry {
     struct key_node in_index; /* first */

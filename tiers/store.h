@@ -71,7 +71,7 @@ struct store_opts {
     uint64_t ttl_ms;    /* of records of namespaces without one of their own; 0 = for ever */
     struct gpu *reader; /* copies records from RAM, which is pinned for it; NULL: none, or one that
                             a tier is on. Borrowed until destroy() */
-    bool check_ahead; /* threads of the store check what nobody has read yet, as soon as it comes
+    bool check_ahead;   /* threads of the store check what nobody has read yet, as soon as it comes
                          from a tier or is looked up: for readers that queue work for a GPU. Else
                          its reader does, alone */
 };

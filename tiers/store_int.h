@@ -63,7 +63,7 @@ struct store_tier {
     unsigned n_writes;
     uint64_t retry_ns; /* its queue was full: not before */
     uint64_t hits, hit_bytes, misses[STORE_MISS_COUNT], inflight_bytes;
-    struct quota caps; /* as they were set: what is used of them the tier knows */
+    struct quota caps;            /* as they were set: what is used of them the tier knows */
     _Atomic uint64_t moved_bytes; /* of parts that have come, of whatever record */
     double bytes_per_s, first_ms, rest_ms_per_byte; /* moving averages of loads, predict_ms() */
     uint64_t measured_ns;
@@ -93,7 +93,7 @@ struct store_ahead { /* store_ahead.c; a lock of its own, below all others */
     struct ahead_part { /* that has come, with a reference of its entry */
         struct entry *e;
         uint32_t part;
-    } *ring;            /* [AHEAD_RING] */
+    } * ring; /* [AHEAD_RING] */
     unsigned first, n;
     bool closing;
 };
@@ -101,7 +101,7 @@ struct store_checks {        /* of what RAM is not trusted with any more, store_
     uint64_t every_ns;       /* constant; tests say 0 */
     struct entry_link queue; /* the one that has waited longest is first */
     struct store_ahead ahead;
-    uint64_t after_ns;       /* not before: what they may take of a core is used up */
+    uint64_t after_ns; /* not before: what they may take of a core is used up */
 };
 struct store_reader { /* a device that copies from RAM, and the arena's pieces pinned for it */
     struct gpu *gpu;

@@ -61,10 +61,10 @@ struct wk_requests { /* request/; loop */
     LIST_HEAD(, wk_task) tasks;
     unsigned n_gens; /* of them, those that the engine computes */
 };
-struct wk_reuse {                /* reuse/; any thread */
-    struct mrc *mrc;             /* of all look-ups that are not turned away; NULL: no store */
-    struct wk_recuts *recuts;    /* likewise */
-    struct wk_decider *decider;  /* NULL: the rules decide */
+struct wk_reuse {               /* reuse/; any thread */
+    struct mrc *mrc;            /* of all look-ups that are not turned away; NULL: no store */
+    struct wk_recuts *recuts;   /* likewise */
+    struct wk_decider *decider; /* NULL: the rules decide */
     struct wk_heat *heat;
     _Atomic double ms_per_token; /* of a prefill, as measured; 0 = unknown */
     _Atomic uint64_t held_bytes; /* of records pinned for prompts that wait */

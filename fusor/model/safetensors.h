@@ -18,7 +18,7 @@ struct st_set;
 int st_open_dir(const char *dir, struct st_set **ret, struct err *err);
 int st_open_file(const char *path, struct st_set **ret, struct err *err); /* a single file */
 void st_close(struct st_set *s);
-void st_drop_pages(const struct st_set *s); /* map_drop_pages() of its files */
+void st_drop_pages(const struct st_set *s);   /* map_drop_pages() of its files */
 struct tensors *st_tensors(struct st_set *s); /* of all files, in no order */
 
 /* A JSON object from bytes or from a file of at most max_bytes: depth is limited before the parser

@@ -220,9 +220,8 @@ static void keep_tail(struct gw_req *q, const char *data, size_t len)
 static void answer_told(struct gw_req *q, const char *body, size_t len)
 {
     struct buf out = BUF_INIT;
-    bool uncounted =
-        q->ans.asked->counts &&
-        (q->ans.status == 404 || q->ans.status == 405 || q->ans.status == 501);
+    bool uncounted = q->ans.asked->counts &&
+                     (q->ans.status == 404 || q->ans.status == 405 || q->ans.status == 501);
     int r = q->ans.status == 200
                 ? gw_told_answer(q->ans.told, body, len, &out)
                 : gw_dialect_refusal(q->ans.asked->dialect, q->ans.status, body, len, &out);

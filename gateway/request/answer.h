@@ -17,10 +17,10 @@ struct gw_answering {
     bool taken; /* a token of a stream, or another answer's head: nothing is sent again */
     bool saw_done, mid_event, streams, framed;
     struct gw_asked *asked; /* a dialect's request, once its body is chat; NULL: it came as chat */
-    struct gw_told *told; /* the way back to a dialect; NULL: the answer goes on as it is */
-    bool busy;            /* alive, but not now */
-    bool refused;         /* a worker cannot serve it: fallback.h */
-    int status;           /* the target's */
+    struct gw_told *told;   /* the way back to a dialect; NULL: the answer goes on as it is */
+    bool busy;              /* alive, but not now */
+    bool refused;           /* a worker cannot serve it: fallback.h */
+    int status;             /* the target's */
     int64_t length;
     struct buf headers, body;  /* body: whole answer, or the unfinished event of a stream */
     uint64_t n_bytes, last_ns; /* last_ns: bytes went to the client */

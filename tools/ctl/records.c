@@ -33,20 +33,17 @@ static void prepare_namespaces(json_t *answer)
 {
     json_t *rows = json_array(), *worker, *space, *tier;
     size_t i, j, k;
-    json_array_foreach(json_object_get(answer, "workers"), i, worker)
-    {
-        json_array_foreach(json_object_get(json_object_get(worker, "namespaces"), "data"), j, space)
-        {
-            json_array_foreach(json_object_get(space, "tiers"), k, tier)
-            {
-                (void)json_object_update(tier, space);
-                (void)json_object_del(tier, "tiers");
-                (void)json_object_set(tier, "worker", json_object_get(worker, "index"));
-                (void)json_array_append(rows, tier);
-            }
-        }
-    }
-    (void)json_object_set_new(answer, "rows", rows);
+    json_array_foreach(json_object_get(answer, "workers"), i, worker){
+        json_array_foreach(json_object_get(json_object_get(worker, "namespaces"), "data"), j,
+                           space){json_array_foreach(json_object_get(space, "tiers"), k,
+                                                     tier){(void)json_object_update(tier, space);
+    (void)json_object_del(tier, "tiers");
+    (void)json_object_set(tier, "worker", json_object_get(worker, "index"));
+    (void)json_array_append(rows, tier);
+}
+}
+}
+(void)json_object_set_new(answer, "rows", rows);
 }
 
 static void prepare_list(json_t *answer)

@@ -405,8 +405,7 @@ static void put_space(struct worker *w, struct buf *b, const struct store_space 
 {
     const char *comma = "";
 
-    buf_addf(b, "{\"namespace_hash\":\"%016llx\",\"namespace\":",
-             (unsigned long long)s->ns_hash);
+    buf_addf(b, "{\"namespace_hash\":\"%016llx\",\"namespace\":", (unsigned long long)s->ns_hash);
     wk_namespaces_put(w->namespaces, s->ns_hash, b);
     buf_adds(b, ",\"tiers\":[");
     for (size_t i = 0; i <= store_n_tiers(w->store); i++) {
@@ -414,9 +413,9 @@ static void put_space(struct worker *w, struct buf *b, const struct store_space 
         struct store_tier_stats tier = {.name = "ram"};
         if (i > 0) store_get_tier_stats(w->store, i - 1, &tier);
         if (at->n_records == 0 && at->cap_bytes == 0) continue;
-        buf_addf(b, "%s{\"tier\":\"%s\",\"records\":%llu,\"bytes\":%llu,\"cap_bytes\":%llu}",
-                 comma, tier.name, (unsigned long long)at->n_records,
-                 (unsigned long long)at->bytes, (unsigned long long)at->cap_bytes);
+        buf_addf(b, "%s{\"tier\":\"%s\",\"records\":%llu,\"bytes\":%llu,\"cap_bytes\":%llu}", comma,
+                 tier.name, (unsigned long long)at->n_records, (unsigned long long)at->bytes,
+                 (unsigned long long)at->cap_bytes);
         comma = ",";
     }
     buf_adds(b, "]}");

@@ -222,14 +222,13 @@ static json_t *alternatives_json(const struct ctl_decision *d)
 
 json_t *ctl_decision_json(const struct ctl_decision *d, bool more)
 {
-    return json_pack("{s:I, s:o*, s:o*, s:o*, s:I, s:i, s:s, s:s, s:s, s:o, s:o, s:o, s:o*, s:o*}",
-                     "prompt", (json_int_t)d->prompt, "t", json_real(d->t), "before_s",
-                     json_real(d->before_s), "decide_s", json_real(d->decide_s), "n_running",
-                     (json_int_t)d->n_running, "v", FORMAT_VERSION, "id", d->id, "reply_id",
-                     d->alias, "by", d->by == CTL_BY_CONTROLLER ? "controller" : "rules", "in",
-                     in_json(d), "out", out_json(d), "measured", measured_json(d, more),
-                     "alternatives", more ? alternatives_json(d) : NULL, "chunks",
-                     more ? ends_json(d) : NULL);
+    return json_pack(
+        "{s:I, s:o*, s:o*, s:o*, s:I, s:i, s:s, s:s, s:s, s:o, s:o, s:o, s:o*, s:o*}", "prompt",
+        (json_int_t)d->prompt, "t", json_real(d->t), "before_s", json_real(d->before_s), "decide_s",
+        json_real(d->decide_s), "n_running", (json_int_t)d->n_running, "v", FORMAT_VERSION, "id",
+        d->id, "reply_id", d->alias, "by", d->by == CTL_BY_CONTROLLER ? "controller" : "rules",
+        "in", in_json(d), "out", out_json(d), "measured", measured_json(d, more), "alternatives",
+        more ? alternatives_json(d) : NULL, "chunks", more ? ends_json(d) : NULL);
 }
 
 static int append_json(const char *text, size_t len, void *ctx)

@@ -24,12 +24,12 @@ struct ctl_end {                       /* what became of a chunk */
 };
 /* Times are those of the request, from when it came; they may be negative: a record that another
  * request had asked for. */
-struct ctl_load { /* of the records from one tier that were used */
+struct ctl_load {          /* of the records from one tier that were used */
     double begin_s, end_s; /* the tier was asked; the last part was here */
     uint64_t bytes;
     uint32_t n; /* records; 0: of this tier none */
 };
-struct ctl_step { /* of the prefill */
+struct ctl_step {                    /* of the prefill */
     const char *name;                /* embed, score, layers, head: a static text */
     unsigned layer_begin, layer_end; /* of the group of layers; 0, 0 of others */
     double begin_s, end_s;

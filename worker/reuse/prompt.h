@@ -25,8 +25,8 @@ struct wk_lookup {         /* of one record; in this order: asked, settled, foun
     bool asked, asking;
     uint64_t batch; /* the same for all lookups of a prompt */
     enum store_miss why;
-    const char *tier; /* where it was found; NULL: nowhere */
-    int status;       /* <0: it was found, but its KV could not be read */
+    const char *tier;       /* where it was found; NULL: nowhere */
+    int status;             /* <0: it was found, but its KV could not be read */
     struct store_load load; /* once it is used, from a slower tier */
 };
 struct wk_block { /* of an exact prefix: its record is KV behind all that stands before it */
