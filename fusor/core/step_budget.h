@@ -7,21 +7,21 @@
  * fits, one that cannot and would not fit runs by itself right behind a decode step, and so does
  * the smallest slice where the share is less than that takes. So prefills always go on, by one
  * step for each token at the least. Where nobody reads an answer before its end, gaps may take
- * FUS_STEP_BUDGET_AHEAD_STEPS decode steps' time from those to come: prompts that arrive together
- * then decode together, and the mean stays. Pure: time comes as a parameter. Thread: one. */
+ * FUS_STEP_BUDGET_AHEAD_STEPS decode steps' time from those to come, FUS_STEP_BUDGET_AHEAD_NS at
+ * least: prompts that arrive together then decode together, and the mean stays. Pure: time comes
+ * as a parameter. Thread: one. */
 #ifndef FUSOR_CORE_STEP_BUDGET_H
 #define FUSOR_CORE_STEP_BUDGET_H
 
 #include "fusor/core/prefill.h"
 
 #define FUS_STEP_BUDGET_SHARE 0.6
-#define FUS_STEP_BUDGET_MOST 1.0       /* with what earlier gaps left */
-#define FUS_STEP_BUDGET_AHEAD_NS 250e6 /* or more, where decode steps are long */
+#define FUS_STEP_BUDGET_MOST 1.0 /* with what earlier gaps left */
+#define FUS_STEP_BUDGET_AHEAD_NS 250e6
 enum {
     FUS_STEP_BUDGET_AHEAD_STEPS = 64, /* measured: docs/benchmarks.md */
     FUS_STEP_BUDGET_ROWS_MIN = 64,    /* chosen: with fewer rows weights are streamed for little */
-    FUS_STEP_BUDGET_ROWS_MAX =
-        1024, /* chosen: a look at the clock costs nothing, a wrong guess does */
+    FUS_STEP_BUDGET_ROWS_MAX = 1024,  /* chosen: a wrong guess costs more than the clock does */
 };
 
 struct fus_step_budget {                   /* zeros: nothing is known yet */

@@ -1,4 +1,4 @@
-/* What both loaders need: GPT-2's printable alphabet, SentencePiece spellings, names of ends. */
+/* What loaders need: GPT-2's printable alphabet, SentencePiece spellings, end-of-turn names. */
 #include "fusor/text/tok_load.h"
 #include "fusor/text/unicode.h"
 

@@ -6,11 +6,12 @@ Usage: peers_speed.py [--model FILE.gguf] [--onnx FOLDER] [--threads N] [--round
 
 Each engine is a process of its own that stays loaded; every round asks each of them for the same ids, one engine after
 the other. Prefill: a prompt of N tokens and the first token of its answer. Decode: what STEPS further tokens of a batch
-take (an answer of STEPS + 1 tokens less one of a single token, to other prompts: some engines keep a prompt's KV). Printed: medians of wall time, of
-tokens a second and of tokens a CPU second (all threads of the engine's process: what others on the machine take is not
-in it), and the median of the rounds' ratios to kvblend as it starts by itself. Needs openvino-genai, llama-cpp-python
-and onnxruntime-genai, in that Python (tests/e2e/peers.txt); what is missing is left out and named. The last reads no
-GGUF: FOLDER is what its model builder makes of the same weights (docs/benchmarks.md). KVBLEND_BUILD names the build.
+take (an answer of STEPS + 1 tokens less one of a single token to other prompts, as some engines keep a prompt's KV).
+Printed: medians of wall time, of tokens a second and of tokens a CPU second (all threads of the engine's process: what
+others on the machine take is not in it), and the median of the rounds' ratios to kvblend as it starts by itself. Needs
+openvino-genai, llama-cpp-python and onnxruntime-genai, in that Python (tests/e2e/peers.txt); what is missing is left
+out and named. The last reads no GGUF: FOLDER is what its model builder makes of the same weights (docs/benchmarks.md).
+KVBLEND_BUILD names the build.
 """
 import argparse
 import json
