@@ -43,8 +43,7 @@ static int read_list(const char *file, const char *key, const json_t *v, struct 
     size_t i;
     json_t *item;
     if (!json_is_array(v)) return err_set(err, -EINVAL, "%s: %s must be a list", file, key);
-    json_array_foreach(v, i, item)
-    {
+    json_array_foreach(v, i, item) {
         const char *s = json_string_value(item);
         if (!s || ret->n == PRESET_LIST_MAX)
             return err_set(err, -EINVAL, "%s: %s: at most %d strings", file, key, PRESET_LIST_MAX);

@@ -44,7 +44,6 @@ struct shard {
     /* Of what cannot be evicted, its parts alone and with its entries; read without the lock. */
     _Atomic uint64_t held_parts, held_bytes;
 } __attribute__((aligned(64)));
-
 struct write_slot {
     struct tier_op op;
     struct entry *e;
@@ -85,15 +84,16 @@ struct sides { /* store_side.c; a lock of its own, below all others */
     struct entry_link lru; /* newest first */
 };
 enum { AHEAD_RING = 2048, AHEAD_THREADS_MAX = 4 }; /* chosen: two hundred records of ten parts */
+struct ahead_part { /* that has come, with a reference of its entry */
+    struct entry *e;
+    uint32_t part;
+};
 struct store_ahead { /* store_ahead.c; a lock of its own, below all others */
     pthread_mutex_t m;
     pthread_cond_t more;
     pthread_t thread[AHEAD_THREADS_MAX];
-    unsigned n_threads; /* constant once the store is open */
-    struct ahead_part { /* that has come, with a reference of its entry */
-        struct entry *e;
-        uint32_t part;
-    } * ring; /* [AHEAD_RING] */
+    unsigned n_threads;      /* constant once the store is open */
+    struct ahead_part *ring; /* [AHEAD_RING] */
     unsigned first, n;
     bool closing;
 };

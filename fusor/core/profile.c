@@ -172,8 +172,7 @@ static void read_losses(struct reader *d, struct fus_profile *p)
     if (d->r == 0 && !json_is_object(all))
         d->r = err_set(d->err, -EINVAL, "\"losses\" is not an object");
     if (d->r < 0) return;
-    json_object_foreach((json_t *)all, name, of)
-    {
+    json_object_foreach((json_t *)all, name, of) {
         enum pol_strategy s;
         if (opt_removed("strategy", name)) ignore(p, name);
         if (pol_strategy_parse(name, &s) != 1) continue; /* or of a later version */

@@ -156,8 +156,7 @@ static int read_local(const json_t *j, struct enc_cfg *c, struct err *err)
     if (!list || json_is_null(list)) return 0;
     if (json_array_size(list) != c->L)
         return err_set(err, -EBADMSG, "\"layer_types\" is not a list of %u", c->L);
-    json_array_foreach(list, i, v)
-    {
+    json_array_foreach(list, i, v) {
         const char *type = json_is_string(v) ? json_string_value(v) : "";
         c->local[i] = strcmp(type, "sliding_attention") == 0;
         if (!c->local[i] && strcmp(type, "full_attention") != 0)

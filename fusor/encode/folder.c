@@ -94,8 +94,7 @@ static int pool_flags(const json_t *j, enum enc_pool *ret, struct err *err)
     static const char lead[] = "pooling_mode_";
     const char *key, *found = NULL;
     json_t *v;
-    json_object_foreach((json_t *)(uintptr_t)j, key, v)
-    {
+    json_object_foreach((json_t *)(uintptr_t)j, key, v) {
         if (strncmp(key, lead, sizeof lead - 1) != 0 || !json_is_true(v)) continue;
         if (found)
             return err_set(err, -ENOTSUP, "several poolings (%.40s, %.40s) are not supported",
@@ -209,8 +208,7 @@ int enc_read_pooling(const char *folder, unsigned D, struct enc_pooling *ret, st
     const int found = r;
     if (r == 1 && json_array_size(j) < 2)
         r = err_set(err, -EBADMSG, "modules.json: not a model and its pooling");
-    json_array_foreach(j, i, m)
-    {
+    json_array_foreach(j, i, m) {
         if (r >= 0) r = read_module(folder, m, i, D, &p, err);
     }
     json_decref(j);

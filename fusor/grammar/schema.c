@@ -106,8 +106,7 @@ static gram_node members_node(struct schema *s, const json_t *object)
     bool first = true;
     json_t *v;
 
-    json_object_foreach((json_t *)object, name, v)
-    {
+    json_object_foreach((json_t *)object, name, v) {
         json_t *text = json_string(name);
         const gram_node one =
             GRAM_SEQ(s->b, schema_text(s, text), gram_str(s->b, ":"),

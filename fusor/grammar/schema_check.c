@@ -78,8 +78,7 @@ static int member_admits(struct schema *s, const json_t *o, const char *key, con
     bool named = own;
     int rc = own ? schema_admits(s, own, v, at) : 1;
 
-    json_object_foreach(json_object_get(o, "patternProperties"), pattern, of)
-    {
+    json_object_foreach(json_object_get(o, "patternProperties"), pattern, of) {
         const struct dfa *d = NULL;
         if (rc != 1) return rc;
         rc = schema_pattern_dfa(s, pattern, at, &d);
@@ -102,8 +101,7 @@ static int object_admits(struct schema *s, const json_t *o, const json_t *value,
 
     for (size_t i = 0; i < json_array_size(required); i++)
         if (!json_object_get(value, json_string_value(json_array_get(required, i)))) return 0;
-    json_object_foreach((json_t *)value, key, v)
-    {
+    json_object_foreach((json_t *)value, key, v) {
         if (rc == 1 && names) {
             json_t *name = json_string(key);
             rc = schema_admits(s, names, name, at);
@@ -233,8 +231,7 @@ static int objects_apart(struct schema *s, const json_t *a, const json_t *b, con
         return -ERANGE;
     for (size_t i = 0; i < json_array_size(required); i++)
         if (cannot_make(a, json_string_value(json_array_get(required, i)))) return 1;
-    json_object_foreach(json_object_get(a, "properties"), name, v)
-    {
+    json_object_foreach(json_object_get(a, "properties"), name, v) {
         const json_t *other = json_object_get(json_object_get(b, "properties"), name);
         if (requires(a, name) && !other &&
             json_is_false(json_object_get(b, "additionalProperties")) &&

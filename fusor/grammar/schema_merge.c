@@ -138,8 +138,7 @@ static void add_members(json_t *out, const json_t *a, const json_t *b, bool skip
     const char *name;
     json_t *v;
 
-    json_object_foreach(json_object_get(a, "properties"), name, v)
-    {
+    json_object_foreach(json_object_get(a, "properties"), name, v) {
         json_t *other = json_object_get(json_object_get(b, "properties"), name);
         json_t *rest = rest_for(b, name);
         if (other && skip_known) continue;
@@ -206,8 +205,7 @@ static int merge_words(struct schema *s, json_t *out, const json_t *b, const str
     const char *key;
     json_t *v;
 
-    json_object_foreach((json_t *)b, key, v)
-    {
+    json_object_foreach((json_t *)b, key, v) {
         const json_t *own = json_object_get(out, key);
         if (strcmp(key, "properties") == 0 || strcmp(key, "prefixItems") == 0 ||
             strcmp(key, "type") == 0)
@@ -276,7 +274,8 @@ static json_t *plain_words(const json_t *schema)
     const json_t *only = json_object_get(schema, "const");
     const char *key;
 
-    json_object_foreach((json_t *)schema, key, v) if (!combines(key)) json_object_set(out, key, v);
+    json_object_foreach((json_t *)schema, key, v)
+        if (!combines(key)) json_object_set(out, key, v);
     if (only) {
         json_t *one = json_pack("[O]", only), *all = json_object_get(out, "enum");
         json_object_del(out, "const");

@@ -87,8 +87,7 @@ static int unnamed_dfa(struct schema *s, const json_t *o, struct dfa **ret)
     json_t *v;
     int rc = 0;
 
-    json_object_foreach(json_object_get(o, "properties"), name, v)
-    {
+    json_object_foreach(json_object_get(o, "properties"), name, v) {
         const gram_node n = name_node(s, name);
         if (rc == 0) rc = buf_add(&parts, &n, sizeof n);
     }
@@ -131,8 +130,7 @@ static int other_names(struct schema *s, const json_t *o, const char *pattern,
     const char *p;
     json_t *v;
 
-    json_object_foreach(json_object_get(o, "patternProperties"), p, v)
-    {
+    json_object_foreach(json_object_get(o, "patternProperties"), p, v) {
         if (rc == 0) rc = schema_pattern_dfa(s, p, at, &named);
         if (rc == 0) rc = narrow(s, at, &d, named, !pattern || strcmp(p, pattern) != 0);
     }
@@ -194,8 +192,7 @@ static int read_others(struct object *ob, const json_t *o, const struct where *a
     gram_node n;
     int rc = 0;
 
-    json_object_foreach((json_t *)patterns, pattern, v)
-    {
+    json_object_foreach((json_t *)patterns, pattern, v) {
         if (rc == 0) rc = other_member(ob->s, o, pattern, v, at, &n);
         if (rc == 0) rc = buf_add(&part, &n, sizeof n);
     }
@@ -223,8 +220,7 @@ static int member_schema(struct schema *s, const json_t *o, const char *name,
     int rc = 0;
 
     if (own) json_array_append(all, own);
-    json_object_foreach(json_object_get(o, "patternProperties"), pattern, v)
-    {
+    json_object_foreach(json_object_get(o, "patternProperties"), pattern, v) {
         const struct dfa *d = NULL;
         if (rc == 0) rc = schema_pattern_dfa(s, pattern, at, &d);
         if (rc == 0 && dfa_takes(d, name, strlen(name))) json_array_append(all, v);
@@ -269,8 +265,7 @@ static int read_members(struct object *ob, const json_t *o, const struct where *
     json_t *v;
     int rc = 0;
 
-    json_object_foreach(json_object_get(o, "properties"), name, v)
-    {
+    json_object_foreach(json_object_get(o, "properties"), name, v) {
         rc = read_member(ob, o, name, at);
         if (rc < 0) return rc;
     }

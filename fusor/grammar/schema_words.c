@@ -147,7 +147,8 @@ static bool is_schema_map(const json_t *v)
     const char *key;
     json_t *x;
 
-    json_object_foreach((json_t *)v, key, x) if (!is_schema(x)) return false;
+    json_object_foreach((json_t *)v, key, x)
+        if (!is_schema(x)) return false;
     return json_is_object(v);
 }
 
@@ -190,8 +191,7 @@ int schema_check_words(const struct schema *s, const json_t *schema, const struc
     const char *key;
     json_t *v;
 
-    json_object_foreach((json_t *)schema, key, v)
-    {
+    json_object_foreach((json_t *)schema, key, v) {
         size_t i = 0;
         while (i < N(words) && strcmp(words[i].name, key) != 0)
             i++;

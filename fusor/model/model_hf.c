@@ -217,8 +217,7 @@ static int read_rope(struct reader *d, struct model *m, json_t *j)
     const char *key;
     if (s ? !json_is_object(s) : a->own_yarn && d->r == 0)
         return err_set(d->err, -EBADMSG, "the rope settings are no object");
-    json_object_foreach(s, key, nested)
-    {
+    json_object_foreach(s, key, nested) {
         if (json_is_object(nested) && !(a->local_base > 0))
             return err_set(d->err, -ENOTSUP, "has rope settings per kind of layer");
     }
@@ -265,8 +264,7 @@ static int read_dense_bits(struct reader *d, struct model *m, json_t *j, uint8_t
         return err_set(d->err, -EBADMSG, "\"moe_layers\" is no list");
     for (unsigned l = 0; l < L; l++)
         if (listed || (l + 1) % every != 0) bits[l] |= MODEL_LAYER_DENSE;
-    json_array_foreach(listed, i, v)
-    {
+    json_array_foreach(listed, i, v) {
         const json_int_t l = json_is_integer(v) ? json_integer_value(v) : -1;
         if (l < 0 || l >= L)
             return err_set(d->err, -EBADMSG, "\"moe_layers\" names no layer of %u", L);
@@ -505,8 +503,7 @@ static int read_tensors(struct reader *d, json_t *q, struct packed_cfg *c)
     if (strcmp(sparsity, "dense") != 0) return not_read(d, "sparsity", sparsity, "\"dense\"");
     if (d->r == 0 && json_object_size(groups) == 0)
         return err_set(d->err, -EBADMSG, "quantization_config: \"config_groups\" is missing");
-    json_object_foreach(groups, key, scheme)
-    {
+    json_object_foreach(groups, key, scheme) {
         struct packed_cfg next = *c;
         int r = read_scheme(d, scheme, &next);
         if (r < 0) return r;

@@ -142,8 +142,7 @@ static int read_header(struct st_file *f, struct tensors *ts, struct err *err)
         return err_set(err, -ENOMEM, "out of memory");
     const char *name;
     json_t *v;
-    json_object_foreach(f->header, name, v)
-    {
+    json_object_foreach(f->header, name, v) {
         if (strcmp(name, "__metadata__") == 0) continue;
         struct tensor *t = &ts->t[ts->n++];
         *t = (struct tensor){.name = name};
@@ -191,8 +190,7 @@ static int shard_names(json_t *map, const char *where, const char **names, size_
     const char *key;
     json_t *v;
     size_t n = 0;
-    json_object_foreach(map, key, v)
-    {
+    json_object_foreach(map, key, v) {
         const char *name = json_string_value(v);
         /* The index must not lead anywhere but to its own folder. */
         if (!name || !name[0] || name[0] == '.' || strchr(name, '/'))

@@ -249,8 +249,7 @@ static int set_vocab(struct hf *h, json_t *vocab, const json_t *added)
     const char *text;
     json_t *v;
     long long top = -1;
-    json_object_foreach(vocab, text, v)
-    {
+    json_object_foreach(vocab, text, v) {
         if (json_is_integer(v) && json_integer_value(v) > top) top = json_integer_value(v);
     }
     top = top_added(added, top);
@@ -258,8 +257,7 @@ static int set_vocab(struct hf *h, json_t *vocab, const json_t *added)
     if (r == -EBADMSG) return err_set(h->err, r, "tokenizer.json: a vocabulary up to id %lld", top);
     if (r < 0) return r;
     h->t->kind = h->kind;
-    json_object_foreach(vocab, text, v)
-    {
+    json_object_foreach(vocab, text, v) {
         if (r < 0) break;
         bool ok = json_is_integer(v) && json_integer_value(v) >= 0;
         r = ok ? set_token(h, (size_t)json_integer_value(v), text, strlen(text)) : -EBADMSG;
@@ -344,8 +342,7 @@ static void read_frame(struct hf *h, const json_t *pair)
     struct tok_frame f = {0};
     const json_t *item;
     size_t i, at = 0;
-    json_array_foreach(pair, i, item)
-    {
+    json_array_foreach(pair, i, item) {
         const json_t *text = json_object_get(item, "Sequence"),
                      *special = json_object_get(item, "SpecialToken");
         const json_t *type = json_object_get(text ? text : special, "type_id");

@@ -163,8 +163,7 @@ static void merge_lines(json_t *all, json_t *list)
 {
     size_t at = 0, i;
     json_t *line;
-    json_array_foreach(list, i, line)
-    {
+    json_array_foreach(list, i, line) {
         while (at < json_array_size(all) && time_of(json_array_get(all, at)) >= time_of(line))
             at++;
         (void)json_array_insert(all, at++, line);

@@ -169,8 +169,7 @@ static void add_tier(json_t *tiers, json_t *one)
     static const char *const sums[] = {"records", "pinned", "bytes"};
     size_t i;
     json_t *t;
-    json_array_foreach(tiers, i, t)
-    {
+    json_array_foreach(tiers, i, t) {
         if (!json_equal(json_object_get(t, "tier"), json_object_get(one, "tier"))) continue;
         for (size_t k = 0; k < sizeof sums / sizeof *sums; k++)
             (void)json_object_set_new(t, sums[k],
@@ -191,7 +190,8 @@ static void answer_merged(struct gw_req *q, const struct merge *m, size_t from, 
         (void)json_array_append_new(
             workers, json_pack("{s:i, s:o?}", "index", (int)m->page[i].index, "total",
                                json_incref(json_object_get(root, "total"))));
-        json_array_foreach(json_object_get(root, "tiers"), k, one) add_tier(tiers, one);
+        json_array_foreach(json_object_get(root, "tiers"), k, one)
+            add_tier(tiers, one);
     }
     gw_answer_value(q, 200,
                     json_pack("{s:s, s:I, s:I, s:o, s:o, s:o}", "object", "list", "count",

@@ -109,8 +109,7 @@ void gw_tiers_gathered(struct gw_req *q, const struct gw_page *pages, size_t n)
     size_t k;
     for (size_t i = 0; i < n; i++) {
         json_t *one = pages[i].status == 200 ? gw_page_read(&pages[i]) : NULL;
-        json_array_foreach(json_object_get(one, "data"), k, row)
-        {
+        json_array_foreach(json_object_get(one, "data"), k, row) {
             (void)json_object_set_new(row, "worker", json_integer(pages[i].index));
             (void)json_array_append(rows, row);
         }

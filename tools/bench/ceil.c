@@ -199,8 +199,7 @@ static void print_ceilings(const struct bench_device *b)
     json_t *row;
     printf("%s, %s, shape %s\n", kn_info(b->dev)->device, kn_info(b->dev)->gemm, b->cfg.name);
     bench_print_head(column);
-    json_array_foreach(b->rows, i, row)
-    {
+    json_array_foreach(b->rows, i, row) {
         const double rate = json_number_value(json_object_get(row, "gflops"));
         if (rate > 0) json_object_set_new(row, "share", json_real(rate / b->gemm_gflops));
         bench_print_row(column, row);

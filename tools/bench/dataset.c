@@ -108,8 +108,7 @@ static int add_chunks(struct draft *d, const json_t *line, const char *between, 
     if (!json_is_array(chunks)) return err_set(err, -EINVAL, "a line has no \"chunks\" array");
     if (json_array_size(chunks) > BENCH_CHUNKS_MAX)
         return err_set(err, -ERANGE, "a line has more than %d chunks", BENCH_CHUNKS_MAX);
-    json_array_foreach(chunks, i, chunk)
-    {
+    json_array_foreach(chunks, i, chunk) {
         if (!json_is_string(chunk)) return err_set(err, -EINVAL, "a chunk is not a string");
         if (i > 0) (void)buf_adds(&d->text, between);
         d->begin[i] = d->text.len;

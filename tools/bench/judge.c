@@ -122,8 +122,7 @@ static int choose(const struct judge *j, const json_t *line, const struct bench_
     double best = -INFINITY, one = 0;
     size_t i;
     int r = 0, choice = -1;
-    json_array_foreach(json_object_get(line, "candidates"), i, candidate)
-    {
+    json_array_foreach(json_object_get(line, "candidates"), i, candidate) {
         const char *text = json_string_value(candidate);
         if (r == 0) r = text ? rate_text(j, res, text, &one) : -EINVAL;
         if (r < 0 || one <= best) continue;

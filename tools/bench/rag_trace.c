@@ -49,8 +49,7 @@ static int take_request(struct reading *in, json_t *line)
         const uint32_t *n_tok = (const void *)in->n_tok[k].data;
         json_t *list = json_object_get(of, kinds[k].list);
         if (!json_is_array(list)) return -EINVAL;
-        json_array_foreach(list, i, id)
-        {
+        json_array_foreach(list, i, id) {
             const size_t at = (size_t)json_integer_value(id);
             if (!json_is_integer(id) || at >= in->n_tok[k].len / sizeof *n_tok || !n_tok[at] ||
                 q.n_parts++ == RAG_PARTS_MAX)

@@ -68,8 +68,7 @@ static int read_scores(const json_t *told, double *score, size_t n)
 {
     const json_t *results = json_object_get(told, "results"), *one;
     size_t i;
-    json_array_foreach(results, i, one)
-    {
+    json_array_foreach(results, i, one) {
         json_int_t index = -1;
         double v;
         if (json_unpack((json_t *)(uintptr_t)one, "{s:I, s:F}", "index", &index, "relevance_score",

@@ -20,8 +20,7 @@ static void add_all(struct list *l, json_t *findings, const char *worker)
 {
     size_t i;
     json_t *f;
-    json_array_foreach(findings, i, f)
-    {
+    json_array_foreach(findings, i, f) {
         if (l->n == FINDINGS_MAX) return;
         if (worker) (void)json_object_set_new(f, "worker", json_string(worker));
         size_t at = l->n++;
@@ -38,8 +37,7 @@ static json_t *merge_findings(json_t *answer)
     char number[24];
     size_t i;
     add_all(&l, json_object_get(answer, "findings"), NULL);
-    json_array_foreach(json_object_get(answer, "workers"), i, worker)
-    {
+    json_array_foreach(json_object_get(answer, "workers"), i, worker) {
         (void)snprintf(number, sizeof number, "%.0f", ctl_num(worker, "index"));
         add_all(&l, json_object_get(json_object_get(worker, "doctor"), "findings"), number);
     }

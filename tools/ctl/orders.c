@@ -36,8 +36,7 @@ static int ask_resize(const struct ctl_args *a)
         return a->dry_run ? ctl_fail(a, CTL_USAGE, "\"%.40s\" is no size", a->second) : CTL_OK;
     int rc = ctl_request(a, "GET /admin/tiers", "", &r);
     if (rc != CTL_OK) return rc;
-    json_array_foreach(json_object_get(r.json, "data"), i, e)
-    {
+    json_array_foreach(json_object_get(r.json, "data"), i, e) {
         const double one = ctl_num(e, "used_bytes");
         if (strcmp(ctl_str(e, "tier"), a->operand) != 0) continue;
         used += one;

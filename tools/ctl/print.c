@@ -33,7 +33,8 @@ static double number(json_t *o, char *expression)
         json_t *v = at(o, term), *count;
         const char *key;
         sum += json_number_value(v);
-        json_object_foreach(v, key, count) sum += json_number_value(count);
+        json_object_foreach(v, key, count)
+            sum += json_number_value(count);
     }
     return factor * sum;
 }
@@ -53,8 +54,7 @@ static void put_counts(struct buf *out, json_t *counts, bool name_first)
 {
     const char *name, *sep = "";
     json_t *v;
-    json_object_foreach(counts, name, v)
-    {
+    json_object_foreach(counts, name, v) {
         double n = json_number_value(v);
         if (n <= 0) continue;
         (void)buf_addf(out, name_first ? "%1$s%2$s %3$.0f" : "%1$s%3$.0f %2$s", sep, name, n);
@@ -67,8 +67,7 @@ static void put_list(struct buf *out, const json_t *list, size_t bytes_max)
 {
     size_t i, begin = out->len;
     const json_t *v;
-    json_array_foreach(list, i, v)
-    {
+    json_array_foreach(list, i, v) {
         const char *s = json_string_value(v) ? json_string_value(v) : "?";
         if (i > 0 && out->len - begin + strlen(s) + 2 > bytes_max) {
             (void)buf_addf(out, " and %zu more", json_array_size(list) - i);

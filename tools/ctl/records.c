@@ -33,17 +33,18 @@ static void prepare_namespaces(json_t *answer)
 {
     json_t *rows = json_array(), *worker, *space, *tier;
     size_t i, j, k;
-    json_array_foreach(json_object_get(answer, "workers"), i, worker){
+    json_array_foreach(json_object_get(answer, "workers"), i, worker) {
         json_array_foreach(json_object_get(json_object_get(worker, "namespaces"), "data"), j,
-                           space){json_array_foreach(json_object_get(space, "tiers"), k,
-                                                     tier){(void)json_object_update(tier, space);
-    (void)json_object_del(tier, "tiers");
-    (void)json_object_set(tier, "worker", json_object_get(worker, "index"));
-    (void)json_array_append(rows, tier);
-}
-}
-}
-(void)json_object_set_new(answer, "rows", rows);
+                           space) {
+            json_array_foreach(json_object_get(space, "tiers"), k, tier) {
+                (void)json_object_update(tier, space);
+                (void)json_object_del(tier, "tiers");
+                (void)json_object_set(tier, "worker", json_object_get(worker, "index"));
+                (void)json_array_append(rows, tier);
+            }
+        }
+    }
+    (void)json_object_set_new(answer, "rows", rows);
 }
 
 static void prepare_list(json_t *answer)
@@ -54,7 +55,8 @@ static void prepare_list(json_t *answer)
     /* Of several workers the first few thousand come; less by --limit is meant. */
     if (ctl_num(answer, "total") <= ctl_num(answer, "count"))
         (void)json_object_del(answer, "total");
-    json_array_foreach(data, i, e) bytes += ctl_num(e, "bytes");
+    json_array_foreach(data, i, e)
+        bytes += ctl_num(e, "bytes");
     (void)json_object_set_new(answer, "count", json_integer((json_int_t)i));
     (void)json_object_set_new(answer, "bytes", json_real(bytes));
 }
@@ -69,8 +71,7 @@ static int ask_records(const struct ctl_args *a, const char *prefix, bool going,
     int rc = ctl_request(a, "GET /admin/chunks?prefix=*", prefix, &r);
     if (rc != CTL_OK) return rc;
     json_t *found = json_array();
-    json_array_foreach(json_object_get(r.json, "data"), i, e)
-    {
+    json_array_foreach(json_object_get(r.json, "data"), i, e) {
         bool kept = json_is_true(json_object_get(e, "building")) ||
                     (json_is_true(json_object_get(e, "pinned")) && !a->all);
         if (!(going && kept) && strncmp(ctl_str(e, "id"), prefix, strlen(prefix)) == 0)
@@ -174,8 +175,7 @@ static int ask_remote(const struct ctl_args *a, char ret[80])
     int rc = ctl_request(&all, "GET /admin/tiers", "", &r);
     if (rc != CTL_OK) return rc;
     *ret = '\0';
-    json_array_foreach(json_object_get(r.json, "data"), i, e)
-    {
+    json_array_foreach(json_object_get(r.json, "data"), i, e) {
         const char *name = ctl_str(e, "tier");
         if (json_is_true(json_object_get(e, "shared")) && (!a->tier || strcmp(a->tier, name) == 0))
             (void)snprintf(ret, 80, "what %.15s holds, for all its workers", name);

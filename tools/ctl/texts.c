@@ -52,8 +52,7 @@ static int read_texts(const struct ctl_args *a, struct buf *content, json_t **re
     size_t i;
     *ret = list;
     if (!list) return ctl_fail(a, CTL_REFUSED, "%s is not text in UTF-8", a->operand);
-    json_array_foreach(list, i, entry)
-    {
+    json_array_foreach(list, i, entry) {
         json_t *text = json_is_object(entry) ? json_object_get(entry, "text") : entry;
         if (!json_is_string(text))
             return ctl_fail(a, CTL_REFUSED,
@@ -108,8 +107,7 @@ static int warm(const struct ctl_args *a)
     }
     if (rc == CTL_OK) {
         ctl_print(a, answer, "ID\t^TOKENS\tSTATUS\n<data:{id:.12}\t{tokens}\t{status}\n>");
-        json_array_foreach(all, i, e)
-        {
+        json_array_foreach(all, i, e) {
             if (!a->json && !is_built(e)) rc = CTL_REFUSED;
         }
     }
@@ -130,8 +128,7 @@ static int export(const struct ctl_args *a)
     size_t i;
     int rc = ctl_request(a, "GET /admin/chunks?sort=idle_s&order=asc", "", &r);
     if (rc != CTL_OK) return rc;
-    json_array_foreach(json_object_get(r.json, "data"), i, e)
-    {
+    json_array_foreach(json_object_get(r.json, "data"), i, e) {
         if (json_is_true(json_object_get(e, "building"))) continue;
         (void)printf("{\"id\": \"%s\", \"tokens\": %.0f, \"bytes\": %.0f}\n", ctl_str(e, "id"),
                      ctl_num(e, "tokens"), ctl_num(e, "bytes"));
@@ -186,8 +183,7 @@ static void text_of_cut(const json_t *request, const json_t *cut, struct buf *ou
     size_t i;
     if (!c) c = json_object_get(request, "prompt");
     if (json_is_string(c)) (void)buf_add(out, json_string_value(c), json_string_length(c));
-    json_array_foreach(c, i, part)
-    {
+    json_array_foreach(c, i, part) {
         const json_t *t = json_object_get(part, "text");
         if (!json_is_string(t)) continue;
         (void)buf_adds(out, sep);
@@ -209,8 +205,7 @@ static void add_shown(json_t *list, const json_t *request, bool gaps)
 {
     size_t i;
     json_t *e;
-    json_array_foreach(list, i, e)
-    {
+    json_array_foreach(list, i, e) {
         struct buf text = BUF_INIT, shown = BUF_INIT;
         size_t begin = (size_t)ctl_num(e, "begin"), end = (size_t)ctl_num(e, "end"), from = begin;
         text_of_cut(request, e, &text);
@@ -292,7 +287,8 @@ static void prepare_segments(json_t *r, const json_t *request)
     double fresh = ctl_num(tokens, "computed") + ctl_num(tokens, "recomputed");
     json_t *reasons = json_object();
     size_t i;
-    json_array_foreach(gaps, i, e)(void) json_object_set(reasons, ctl_str(e, "reason"), e);
+    json_array_foreach(gaps, i, e)
+        (void)json_object_set(reasons, ctl_str(e, "reason"), e);
     (void)json_object_set_new(r, "reasons", reasons);
     (void)json_object_set_new(r, "chunks", json_integer((json_int_t)json_array_size(segments)));
     (void)json_object_set_new(r, "share", json_real(fresh / ctl_num(r, "prompt_tokens")));

@@ -78,9 +78,9 @@ static void prepare_profile(json_t *answer)
     json_t *profile = json_object_get(answer, "profile"), *curves = json_array(), *losses;
     const char *strategy;
     (void)json_object_set_new(profile, "score_last", json_real(ctl_num(profile, "score_hi") - 1));
-    json_object_foreach(json_object_get(profile, "losses"), strategy, losses)(void)
-        json_array_append_new(curves,
-                              json_pack("{s:s,s:O}", "strategy", strategy, "losses", losses));
+    json_object_foreach(json_object_get(profile, "losses"), strategy, losses)
+        (void)json_array_append_new(curves,
+                                    json_pack("{s:s,s:O}", "strategy", strategy, "losses", losses));
     (void)json_object_set_new(profile, "curves", curves);
 }
 
@@ -148,11 +148,11 @@ static void prepare_explain(json_t *answer)
 {
     json_t *data = json_object_get(answer, "data"), *decision, *chunk;
     size_t i, k;
-    json_array_foreach(data, i, decision)
-    {
+    json_array_foreach(data, i, decision) {
         json_t *in = json_object_get(decision, "in"), *tiers = json_object_get(in, "tiers");
         name_tier(in, "prefix_tier", tiers);
-        json_array_foreach(json_object_get(in, "chunks"), k, chunk) name_tier(chunk, "tier", tiers);
+        json_array_foreach(json_object_get(in, "chunks"), k, chunk)
+            name_tier(chunk, "tier", tiers);
     }
 }
 
@@ -179,8 +179,7 @@ static void prepare_mrc(json_t *answer)
 {
     json_t *workers = json_object_get(answer, "workers"), *worker, *point;
     size_t i, k;
-    json_array_foreach(workers, i, worker)
-    {
+    json_array_foreach(workers, i, worker) {
         json_t *mrc = json_object_get(worker, "mrc"), *points = json_object_get(mrc, "points");
         const double ram = ctl_num(mrc, "ram_bytes");
         if (json_array_size(points) == 0) continue;
@@ -190,7 +189,8 @@ static void prepare_mrc(json_t *answer)
         (void)json_array_insert_new(
             points, k,
             json_pack("{s:f,s:f,s:b}", "bytes", ram, "found", ctl_num(mrc, "ram_found"), "now", 1));
-        json_array_foreach(points, k, point) add_bar(point);
+        json_array_foreach(points, k, point)
+            add_bar(point);
     }
 }
 

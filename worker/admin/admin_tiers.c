@@ -187,8 +187,7 @@ static int preload_these(struct wk_task *t, const json_t *records)
     size_t i;
     int rc = v ? 0 : -ENOMEM;
 
-    json_array_foreach(records, i, e)
-    {
+    json_array_foreach(records, i, e) {
         const char *id = json_string_value(json_object_get(e, "id"));
         const json_int_t n = json_integer_value(json_object_get(e, "tokens")),
                          bytes = json_integer_value(json_object_get(e, "bytes"));

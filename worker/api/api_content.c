@@ -362,8 +362,7 @@ int api_parse_kvblend(struct api_req *r, struct api_err *e)
                                .ns = json_string_value(json_object_get(r->root, "cache_salt"))};
     if (!o) return 0;
     if (!json_is_object(o)) return bad_value(e, "kvblend", "an object is expected");
-    json_object_foreach((json_t *)o, name, v)
-    {
+    json_object_foreach((json_t *)o, name, v) {
         int rc = parse_kv_field(k, name, v, e);
         if (rc < 0) return rc;
     }

@@ -122,8 +122,7 @@ static int read_outputs(struct api_req *r, const json_t *v, struct api_err *e)
     json_t *x;
 
     if (!json_is_object(v)) return api_wrong_type(e, "structured_outputs", "an object");
-    json_object_foreach((json_t *)v, key, x)
-    {
+    json_object_foreach((json_t *)v, key, x) {
         const struct source *s = NULL;
         for (size_t i = 0; !s && i < sizeof outputs / sizeof *outputs; i++)
             if (strcmp(strchr(outputs[i].name, '.') + 1, key) == 0) s = &outputs[i];

@@ -207,8 +207,7 @@ static int parse_bias(struct api_req *r, const json_t *v, const struct api_limit
                            "Invalid 'logit_bias': at most %d entries are allowed.", API_BIAS_MAX);
     b = arena_alloc(&r->arena, json_object_size(v) * sizeof *b);
     if (!b) return api_no_memory(e);
-    json_object_foreach((json_t *)v, key, val)
-    {
+    json_object_foreach((json_t *)v, key, val) {
         char *end;
         errno = 0;
         long long id = strtoll(key, &end, 10);

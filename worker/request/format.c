@@ -154,8 +154,7 @@ static int add_tagged_call(struct gram_builder *b, const struct ans_tags *g,
     json_t *v;
     int rc = 0;
 
-    json_object_foreach(json_object_get(t->parameters, "properties"), name, v)
-    {
+    json_object_foreach(json_object_get(t->parameters, "properties"), name, v) {
         gram_node value = GRAM_NONE;
         if (rc == 0) rc = add_tagged(b, g, t, v, &value, err);
         const gram_node open =

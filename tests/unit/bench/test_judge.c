@@ -177,12 +177,10 @@ TEST(a_text_is_cut_into_consecutive_chunks)
         size_t i, k, most = test_rand(&seed) % 8;
         ASSERT_OK(dataset_cut(text, len, most, lines));
         ASSERT_TRUE(json_array_size(lines) <= most);
-        json_array_foreach(lines, i, line)
-        {
+        json_array_foreach(lines, i, line) {
             ASSERT_STREQ(json_string_value(json_object_get(line, "judge")), "suffix");
             ASSERT_EQ(json_array_size(json_object_get(line, "chunks")), CUT_CHUNKS);
-            json_array_foreach(json_object_get(line, "chunks"), k, chunk)
-            {
+            json_array_foreach(json_object_get(line, "chunks"), k, chunk) {
                 const size_t n = json_string_length(chunk);
                 ASSERT_MEMEQ(json_string_value(chunk), at, n);
                 ASSERT_TRUE(n >= CUT_CHUNK_BYTES && at[n - 1] == ' ');

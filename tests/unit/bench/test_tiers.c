@@ -234,8 +234,7 @@ TEST(tiers_reports_every_tier_and_direction)
     json_t *rows = json_object_get(all, "rows"), *row;
     size_t i, n_slow = 0;
     ASSERT_TRUE(json_is_object(json_object_get(all, "meta")));
-    json_array_foreach(rows, i, row)
-    {
+    json_array_foreach(rows, i, row) {
         const char *tier = json_string_value(json_object_get(row, "tier"));
         bool ram = strcmp(tier, "ram") == 0, gpu = strcmp(tier, "gpu") == 0;
         const char *direction = json_string_value(json_object_get(row, "direction"));
@@ -266,8 +265,7 @@ TEST(ttft_names_the_tier_of_each_row)
     json_t *rows = json_object_get(all, "rows"), *row;
     size_t i, n_nvme = 0;
     ASSERT_EQ(json_array_size(rows), 5); /* full, and two methods from two tiers */
-    json_array_foreach(rows, i, row)
-    {
+    json_array_foreach(rows, i, row) {
         ASSERT_TRUE(number(row, "ttft_ms_median") > 0);
         n_nvme += strcmp(json_string_value(json_object_get(row, "tier")), "nvme") == 0;
         if (i > 0) (void)number(row, "share_from_tier"); /* a tiny chunk may not be worth loading */

@@ -124,7 +124,8 @@ TEST(renders_as_jinja2_does)
         if (jinja_open(source, strlen(source), &t, &err) < 0)
             test_fail(__FILE__, __LINE__, "%s: %s", source, err.msg);
         struct jinja_run *x = jinja_begin(t, 0, NOW_S);
-        json_object_foreach(vars, name, value) jinja_bind(x, name, jinja_json(x, value));
+        json_object_foreach(vars, name, value)
+            jinja_bind(x, name, jinja_json(x, value));
         const struct jinja_seg *seg;
         struct buf out = BUF_INIT;
         size_t n = 0;

@@ -126,8 +126,7 @@ TEST(ten_thousand_texts_of_each_tokenizer)
            *tables = load(test_data("tokenizers"), "texts.json"), *want;
     const char *name;
     unsigned n = 0;
-    json_object_foreach(hashes, name, want)
-    {
+    json_object_foreach(hashes, name, want) {
         if (!json_is_string(want)) continue;
         check(name, json_string_value(want), hashes, tables);
         n++;

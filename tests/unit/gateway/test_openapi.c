@@ -58,12 +58,11 @@ static bool described(const json_t *paths, const struct gw_route *table, size_t 
 {
     const char *path, *key;
     json_t *entry, *operation;
-    json_object_foreach((json_t *)paths, path, entry)
-    {
+    json_object_foreach((json_t *)paths, path, entry) {
         if (route_of(table, n, path) != &table[which]) continue;
         char name[8];
-        json_object_foreach(entry, key, operation) if (is_method(key, name) &&
-                                                       strcmp(name, method) == 0) return true;
+        json_object_foreach(entry, key, operation)
+            if (is_method(key, name) && strcmp(name, method) == 0) return true;
     }
     return false;
 }
@@ -80,16 +79,16 @@ static void check_tables(const char *file, const struct gw_route *table, size_t 
     }
     const char *path, *key;
     json_t *entry, *operation;
-    json_object_foreach(paths, path, entry) json_object_foreach(entry, key, operation)
-    {
-        char method[8];
-        const json_t *tags = json_object_get(operation, "tags");
-        if (!is_method(key, method)) continue;
-        if (tag && strcmp(json_string_value(json_array_get(tags, 0)), tag) != 0) continue;
-        const struct gw_route *r = route_of(table, n, path);
-        if (!r || !method_allowed(r->methods, method))
-            test_fail(__FILE__, __LINE__, "%s: no %s %s", file, method, path);
-    }
+    json_object_foreach(paths, path, entry)
+        json_object_foreach(entry, key, operation) {
+            char method[8];
+            const json_t *tags = json_object_get(operation, "tags");
+            if (!is_method(key, method)) continue;
+            if (tag && strcmp(json_string_value(json_array_get(tags, 0)), tag) != 0) continue;
+            const struct gw_route *r = route_of(table, n, path);
+            if (!r || !method_allowed(r->methods, method))
+                test_fail(__FILE__, __LINE__, "%s: no %s %s", file, method, path);
+        }
     const char *version =
         json_string_value(json_object_get(json_object_get(doc, "info"), "version"));
     ASSERT_STREQ(version, KV_VERSION);

@@ -48,14 +48,12 @@ static struct set load(const char *path, bool paragraphs)
     size_t i, k;
     if (!root) return s;
     s.q = calloc(json_array_size(root), sizeof *s.q);
-    json_array_foreach(root, i, v)
-    {
+    json_array_foreach(root, i, v) {
         struct question *q = &s.q[s.n++];
         const json_t *list = json_object_get(v, "passages");
         if (!list) list = json_object_get(v, "ctxs"); /* the whole file's form */
         q->text = strdup(json_string_value(json_object_get(v, "question")));
-        json_array_foreach(list, k, p)
-        {
+        json_array_foreach(list, k, p) {
             const char *t = json_string_value(json_is_string(p) ? p : json_object_get(p, "text"));
             bool twice = false;
             if (q->n == PASSAGES_MAX) break;

@@ -22,8 +22,7 @@ static void build(const json_t *parts, const json_t *documents, struct asked *re
     size_t i;
     const json_t *p;
     *ret = (struct asked){.text = BUF_INIT};
-    json_array_foreach(parts, i, p)
-    {
+    json_array_foreach(parts, i, p) {
         size_t begin = ret->text.len;
         bool glue = json_is_string(p);
         size_t doc = glue ? DOCS : (size_t)json_integer_value(p);
@@ -72,8 +71,7 @@ static double run_case(const struct seg_presets *p, const json_t *one, size_t fr
     const json_t *documents = json_object_get(one, "documents"), *parts;
     struct seg_learner *learner = NULL;
     ASSERT_OK(seg_learner_create(SEG_LEARNER_BYTES, &learner));
-    json_array_foreach(json_object_get(one, "prompts"), n, parts)
-    {
+    json_array_foreach(json_object_get(one, "prompts"), n, parts) {
         struct seg_list l = {0};
         struct seg_opts o = {.learner = learner};
         ASSERT_TRUE(n < ORDERS_MAX);
@@ -115,8 +113,7 @@ TEST(seen_documents_are_reused_from_the_fifth_request_on)
     ASSERT_OK(seg_presets_load(NULL, &p, &err));
     size_t i;
     const json_t *one;
-    json_array_foreach(json_object_get(f, "cases"), i, one)
-    {
+    json_array_foreach(json_object_get(f, "cases"), i, one) {
         double share = run_case(p, one, 4), late = run_case(p, one, 15);
         const char *shape = json_string_value(json_object_get(one, "shape"));
         printf("# %-14s %.4f of what was seen is reused, %.4f from the 16th on\n", shape, share,

@@ -26,8 +26,7 @@ static size_t texts_of(const json_t *prompt, struct seg_text *ret)
 {
     size_t i;
     const json_t *m;
-    json_array_foreach(json_object_get(prompt, "messages"), i, m)
-    {
+    json_array_foreach(json_object_get(prompt, "messages"), i, m) {
         const json_t *c = json_object_get(m, "content");
         ASSERT_TRUE(i < MESSAGES_MAX);
         ret[i] = (struct seg_text){json_string_value(json_object_get(m, "role")),
@@ -83,8 +82,7 @@ static bool allowed(const json_t *names, const char *detector)
 {
     size_t i;
     const json_t *v;
-    json_array_foreach(names, i, v)
-    {
+    json_array_foreach(names, i, v) {
         if (strcmp(json_string_value(v), detector) == 0) return true;
     }
     return false;
@@ -99,8 +97,7 @@ static struct score run_case(const struct seg_presets *p, const json_t *fixture,
     const json_t *prompt;
     size_t i;
     ASSERT_OK(seg_learner_create(SEG_LEARNER_BYTES, &learner));
-    json_array_foreach(json_object_get(one, "prompts"), i, prompt)
-    {
+    json_array_foreach(json_object_get(one, "prompts"), i, prompt) {
         struct seg_text t[MESSAGES_MAX];
         struct seg_list l = {0};
         struct seg_opts o = {.learner = learner};
@@ -130,8 +127,7 @@ static void run_fixture(const struct seg_presets *p, const char *file)
     size_t i;
     const json_t *one;
     struct buf weak = BUF_INIT;
-    json_array_foreach(json_object_get(f, "cases"), i, one)
-    {
+    json_array_foreach(json_object_get(f, "cases"), i, one) {
         struct score s = run_case(p, f, one);
         if (s.found < s.edges || s.wrong)
             ASSERT_OK(buf_addf(&weak, " %s %zu/%zu -%zu/%zu",

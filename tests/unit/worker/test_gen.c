@@ -65,8 +65,7 @@ static void take_frame(struct kit *k, const char *s, size_t len)
     if (k->g.chat && json_is_string(json_object_get(json_object_get(choice, "delta"), "role")))
         k->n_role++;
     json_t *list = json_object_get(lp, k->g.chat ? "content" : "tokens");
-    json_array_foreach(list, i, item)
-    {
+    json_array_foreach(list, i, item) {
         json_t *at = json_array_get(json_object_get(lp, "text_offset"), i);
         if (at) ASSERT_EQ(json_integer_value(at), api_chars(k->tokens.data, k->tokens.len));
         ASSERT_OK(buf_adds(&k->tokens,

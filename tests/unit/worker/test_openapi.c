@@ -48,8 +48,8 @@ TEST(routes_are_described)
         bool found = false;
         const char *path;
         json_object_foreach(strncmp(r->path, "/admin/", 7) == 0 ? admin_paths : public_paths, path,
-                            entry) found =
-            found || (same_route(r, path) && has_method(entry, r->method));
+                            entry)
+            found = found || (same_route(r, path) && has_method(entry, r->method));
         if (!found) test_fail(__FILE__, __LINE__, "%s %s is not described", r->method, r->path);
     }
     json_decref(public_doc);
@@ -62,21 +62,21 @@ TEST(what_is_described_as_a_workers_is_there)
     json_t *paths, *entry, *doc = load("openapi-admin.json", &paths);
     const char *path;
 
-    json_object_foreach(paths, path, entry) for (size_t m = 0; m < sizeof methods / sizeof *methods;
-                                                 m++)
-    {
-        bool found = false;
-        char key[8] = "";
-        for (size_t i = 0; methods[m][i]; i++)
-            key[i] = (char)tolower(methods[m][i]);
-        const json_t *tags = json_object_get(json_object_get(entry, key), "tags");
-        const char *tag = json_string_value(json_array_get(tags, 0));
-        if (!tag || strcmp(tag, "worker") != 0) continue;
-        for (size_t i = 0; i < sizeof routes / sizeof *routes; i++)
-            found = found ||
-                    (same_route(&routes[i], path) && strcmp(routes[i].method, methods[m]) == 0);
-        if (!found)
-            test_fail(__FILE__, __LINE__, "%s %s is described, and not there", methods[m], path);
-    }
+    json_object_foreach(paths, path, entry)
+        for (size_t m = 0; m < sizeof methods / sizeof *methods; m++) {
+            bool found = false;
+            char key[8] = "";
+            for (size_t i = 0; methods[m][i]; i++)
+                key[i] = (char)tolower(methods[m][i]);
+            const json_t *tags = json_object_get(json_object_get(entry, key), "tags");
+            const char *tag = json_string_value(json_array_get(tags, 0));
+            if (!tag || strcmp(tag, "worker") != 0) continue;
+            for (size_t i = 0; i < sizeof routes / sizeof *routes; i++)
+                found = found ||
+                        (same_route(&routes[i], path) && strcmp(routes[i].method, methods[m]) == 0);
+            if (!found)
+                test_fail(__FILE__, __LINE__, "%s %s is described, and not there", methods[m],
+                          path);
+        }
     json_decref(doc);
 }

@@ -167,7 +167,8 @@ TEST(tokens_are_those_of_transformers)
     size_t i;
 
     ASSERT_TRUE(json_array_size(cases) > 50);
-    json_array_foreach(cases, i, item) check_golden(item);
+    json_array_foreach(cases, i, item)
+        check_golden(item);
     json_decref(cases);
 }
 
